@@ -1,0 +1,1 @@
+"""A ROS 2 planner that reasons: see planner.py for the cycle."""

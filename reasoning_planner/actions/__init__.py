@@ -1,0 +1,1 @@
+"""Controls, paths, limits and the kinematic planner."""

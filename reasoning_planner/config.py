@@ -1,0 +1,202 @@
+"""Settings of every stage: frozen dataclasses, ranges checked when made, unknown keys refused.
+
+YAML files and ROS parameters use the same names, nested names joined by a dot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+from .errors import ConfigError
+
+
+def _between(problems: list[str], name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        problems.append(f"{name}: given {value!r}, expected {low} <= value <= {high}")
+
+
+def _one_of(problems: list[str], name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        problems.append(f"{name}: given {value!r}, expected one of {', '.join(choices)}")
+
+
+def _finish(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class HistoryConfig:
+    """How 16 ego poses are read out of buffered odometry."""
+
+    max_gap_s: float = 0.2          # widest bridge between two odometry samples
+    max_extrapolation_s: float = 0.05   # how far t0 may lie beyond the newest sample
+    buffer_s: float = 4.0           # how much odometry is kept
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _between(problems, "history.max_gap_s", self.max_gap_s, 0.01, 1.0)
+        _between(problems, "history.max_extrapolation_s", self.max_extrapolation_s, 0.0, 0.2)
+        _between(problems, "history.buffer_s", self.buffer_s, 2.0, 60.0)
+        _finish(problems)
+
+
+@dataclass(frozen=True)
+class CamerasConfig:
+    """Camera slots, in the model's order, and how frames are matched to t0."""
+
+    count: int = 4                  # subscribed as ~/input/image0 .. image{count-1}
+    anchor: int = 1                 # slot whose stamp is t0
+    compressed: bool = False        # subscribe sensor_msgs/CompressedImage instead of Image
+    tolerance_s: float = 0.05       # a frame serves a slot within this of its nominal time
+    late_after_s: float = 0.15      # a newest frame older than this against t0 is called late
+    buffer_frames: int = 16         # frames kept per camera
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _between(problems, "cameras.count", self.count, 1, 8)
+        _between(problems, "cameras.anchor", self.anchor, 0, max(self.count - 1, 0))
+        _between(problems, "cameras.tolerance_s", self.tolerance_s, 0.0, 0.5)
+        _between(problems, "cameras.late_after_s", self.late_after_s, 0.0, 5.0)
+        _between(problems, "cameras.buffer_frames", self.buffer_frames, 4, 256)
+        _finish(problems)
+
+
+@dataclass(frozen=True)
+class KinematicConfig:
+    """Constant turn rate and acceleration, both dying away."""
+
+    acceleration_decay_s: float = 1.0   # time constant of the acceleration
+    curvature_decay_s: float = 3.0      # time constant of the curvature
+    fit_window_s: float = 0.5           # history used for the present acceleration and curvature
+    standing_speed_mps: float = 0.15    # slower than this is standing still
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _between(problems, "kinematic.acceleration_decay_s", self.acceleration_decay_s, 0.05, 60.0)
+        _between(problems, "kinematic.curvature_decay_s", self.curvature_decay_s, 0.05, 60.0)
+        _between(problems, "kinematic.fit_window_s", self.fit_window_s, 0.2, 1.5)
+        _between(problems, "kinematic.standing_speed_mps", self.standing_speed_mps, 0.0, 1.0)
+        _finish(problems)
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """Bounds of a plan that may be published (magnitudes)."""
+
+    max_speed_mps: float = 45.0
+    max_acceleration_mps2: float = 9.8      # the target's own bound, alpamayo 4.4
+    max_curvature_1pm: float = 0.33
+    max_lateral_acceleration_mps2: float = 9.8
+    speed_mismatch_mps: float = 0.5         # |v0 - odometry| allowed, plus the share below
+    speed_mismatch_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        for name, high in (("max_speed_mps", 100.0), ("max_acceleration_mps2", 20.0),
+                           ("max_curvature_1pm", 1.0), ("max_lateral_acceleration_mps2", 20.0)):
+            _between(problems, f"limits.{name}", getattr(self, name), 1e-3, high)
+        _between(problems, "limits.speed_mismatch_mps", self.speed_mismatch_mps, 0.0, 10.0)
+        _between(problems, "limits.speed_mismatch_share", self.speed_mismatch_share, 0.0, 1.0)
+        _finish(problems)
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """Everything `planner.plan` needs besides the observation."""
+
+    history: HistoryConfig = field(default_factory=HistoryConfig)
+    cameras: CamerasConfig = field(default_factory=CamerasConfig)
+    kinematic: KinematicConfig = field(default_factory=KinematicConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    frame_id: str = "map"           # expected frame of the odometry, frame of the plan
+    base_frame: str = "base_link"
+    deadline_s: float = 0.1         # planning budget of one cycle
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _between(problems, "deadline_s", self.deadline_s, 0.001, 60.0)
+        for name in ("frame_id", "base_frame"):
+            if not getattr(self, name):
+                problems.append(f"{name}: given an empty string, expected a frame name")
+        _finish(problems)
+
+
+def _coerce(name: str, kind: Any, value: Any, problems: list[str]) -> Any:
+    """An int stands for a float; every other difference of type is a problem."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is not Any and (not isinstance(value, kind)
+                            or (kind is not bool and isinstance(value, bool))):
+        problems.append(f"{name}: given {value!r} ({type(value).__name__}), "
+                        f"expected {kind.__name__}")
+    return value
+
+
+def _build(cls: type, mapping: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in mapping.items():
+        name = f"{prefix}{key}"
+        if key not in known:
+            problems.append(f"{name}: unknown parameter, expected one of "
+                            + ", ".join(prefix + k for k in sorted(known)))
+        elif dataclasses.is_dataclass(hints[key]):
+            if isinstance(value, Mapping):
+                values[key] = _build(hints[key], value, f"{name}.", problems)
+            else:
+                problems.append(f"{name}: given {value!r}, expected a group of parameters")
+        else:
+            values[key] = _coerce(name, hints[key], value, problems)
+    usable = {k: v for k, v in values.items() if v is not None}
+    try:
+        return cls(**usable)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    except TypeError:
+        assert problems, f"{cls.__name__} refused {usable!r} without a stated problem"
+    return None
+
+
+def from_mapping(cls: type, mapping: Mapping[str, Any]) -> Any:
+    """Build a config dataclass from nested plain values.
+
+    Args:
+        cls: one of the dataclasses above.
+        mapping: nested names and values, as read from YAML or from ROS parameters.
+    Raises:
+        ConfigError: with every problem found: name, given, expected.
+    """
+    problems: list[str] = []
+    config = _build(cls, mapping, "", problems)
+    _finish(problems)
+    return config
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"history.max_gap_s": 0.2} -> {"history": {"max_gap_s": 0.2}}, the form YAML has."""
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, leaf = name.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[leaf] = value
+    return tree
+
+
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A config dataclass -> {"history.max_gap_s": 0.2, ...}, in declaration order."""
+    flat: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        name = f"{prefix}{item.name}"
+        if dataclasses.is_dataclass(value):
+            flat.update(flattened(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,1 @@
+"""Metrics, replay evaluation and reports. Nothing of the planner imports it."""

@@ -1,0 +1,1 @@
+"""Graphs and engines out of checkpoints."""

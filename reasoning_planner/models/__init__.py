@@ -1,0 +1,1 @@
+"""The PyTorch reference models: the oracle of every runtime."""

@@ -1,0 +1,1 @@
+"""Sensor input to arrays: images, frames of reference, ego history, the observation at t0."""

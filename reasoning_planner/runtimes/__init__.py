@@ -1,0 +1,1 @@
+"""What runs the graphs: one file each, behind one protocol."""

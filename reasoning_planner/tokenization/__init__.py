@@ -1,0 +1,1 @@
+"""Prompts, text and trajectory tokens. Knows no model."""

@@ -1,0 +1,1 @@
+"""Training commands. Nothing of the planner imports it."""

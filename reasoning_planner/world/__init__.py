@@ -1,0 +1,1 @@
+"""The synthetic driving world: scenes, expert, language, renderer."""
