@@ -42,6 +42,7 @@ class Reason(str, enum.Enum):
     PLAN_OVER_LIMIT = "plan over limits"
     DRAFT_FAILED = "draft failed"
     NO_MODEL = "no model loaded"
+    MODEL_FAILED = "model failed"
     REASONING_UNFINISHED = "reasoning unfinished"
 
 
