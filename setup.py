@@ -1,0 +1,37 @@
+"""pip packaging of the ROS-free part. With ROS, colcon builds the same modules by CMakeLists.txt."""
+
+import xml.etree.ElementTree
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+MANIFEST = xml.etree.ElementTree.parse(HERE / "package.xml").getroot()
+
+setup(
+    name="reasoning_planner",
+    version=MANIFEST.findtext("version"),
+    description=MANIFEST.findtext("description"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["reasoning_planner", "reasoning_planner.*"]),
+    package_data={"reasoning_planner": ["evaluation/templates/*"]},
+    install_requires=[
+        "jsonschema>=4",
+        "numpy>=1.21",
+        "opencv-python-headless>=4.5",
+        "pyyaml>=5.4",
+        "rosbags>=0.10",
+        "tqdm>=4.57",
+        "transforms3d>=0.4.1",
+    ],
+    extras_require={
+        "report": ["jinja2>=3", "matplotlib>=3.5"],
+        "train": ["safetensors>=0.4", "tokenizers>=0.20", "torch>=2.13"],
+        "trt": ["tensorrt-rtx-cu12-bindings>=1.7", "tensorrt-rtx-cu12-libs>=1.7"],
+        "dev": ["flake8>=6", "hypothesis>=6", "pytest>=7.4", "transformers>=5.24"],
+    },
+    entry_points={"console_scripts": ["reasoning-planner = reasoning_planner.cli:main"]},
+)
