@@ -1,0 +1,246 @@
+"""ROS messages <-> our datatypes: one pure function each way.
+
+Reading works on any object with the message's fields, so bags decoded without ROS go the same way
+as messages from a subscription; only writing needs the message classes, imported when called.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from .datatypes import (HORIZON_LENGTH, OdometrySample, Plan, PlanStatus, Reason, Reasoning,
+                        Refusal, TokenOrigin)
+from .perception.frames import compose, quaternion_from_matrix, transform
+from .perception.images import RawCompressed, RawImage
+
+NS_PER_S = 1_000_000_000
+
+
+def stamp_ns(stamp: Any) -> int:
+    """builtin_interfaces/Time or Duration -> integer nanoseconds."""
+    return int(stamp.sec) * NS_PER_S + int(stamp.nanosec)
+
+
+def stamp_fields(nanoseconds: int) -> dict[str, int]:
+    """Integer nanoseconds -> the sec and nanosec of a Time or Duration."""
+    sec, nanosec = divmod(int(nanoseconds), NS_PER_S)
+    return {"sec": sec, "nanosec": nanosec}
+
+
+def odometry_from_msg(msg: Any, frame_id: str, base_frame: str) -> OdometrySample | Refusal:
+    """nav_msgs/Odometry -> OdometrySample, or why its frames do not fit.
+
+    Args:
+        msg: the message, from a subscription or a bag.
+        frame_id: expected `header.frame_id`.
+        base_frame: expected `child_frame_id`; an empty one in the message is let pass.
+    """
+    if msg.header.frame_id != frame_id:
+        return Refusal(Reason.WRONG_FRAME, f"odometry header.frame_id is "
+                       f"{msg.header.frame_id!r}, expected {frame_id!r}")
+    if msg.child_frame_id not in ("", base_frame):
+        return Refusal(Reason.WRONG_FRAME, f"odometry child_frame_id is "
+                       f"{msg.child_frame_id!r}, expected {base_frame!r}")
+    pose, twist = msg.pose.pose, msg.twist.twist
+    return OdometrySample(
+        stamp_ns=stamp_ns(msg.header.stamp),
+        position=_xyz(pose.position),
+        quaternion_xyzw=np.array([pose.orientation.x, pose.orientation.y,
+                                  pose.orientation.z, pose.orientation.w], dtype=np.float64),
+        linear_velocity=_xyz(twist.linear),
+        angular_velocity=_xyz(twist.angular),
+    )
+
+
+def _xyz(vector: Any) -> np.ndarray:
+    return np.array([vector.x, vector.y, vector.z], dtype=np.float64)
+
+
+def image_from_msg(msg: Any) -> RawImage:
+    """sensor_msgs/Image -> RawImage, undecoded; the bytes are shared, not copied."""
+    return RawImage(encoding=msg.encoding, height=int(msg.height), width=int(msg.width),
+                    step=int(msg.step), is_bigendian=bool(msg.is_bigendian), data=msg.data)
+
+
+def compressed_from_msg(msg: Any) -> RawCompressed:
+    """sensor_msgs/CompressedImage -> RawCompressed, undecoded; the bytes are shared."""
+    return RawCompressed(format=msg.format, data=msg.data)
+
+
+def trajectory_to_msg(plan: Plan, now_ns: int, latency_ms: float) -> Any:
+    """Plan -> reasoning_planner/PlannedTrajectory in `plan.frame_id`.
+
+    Args:
+        plan: any plan but a refused one.
+        now_ns: node clock at publication, for `plan_age`.
+        latency_ms: from the anchor image's arrival to now.
+    """
+    from builtin_interfaces.msg import Duration, Time
+    from unique_identifier_msgs.msg import UUID
+
+    from .msg import PlannedTrajectory
+
+    assert plan.status is not PlanStatus.REFUSED, "a refused plan has no trajectory"
+    msg = PlannedTrajectory()
+    msg.header.stamp = Time(**stamp_fields(plan.stamp_ns))
+    msg.header.frame_id = plan.frame_id
+    plan_id = UUID(uuid=np.frombuffer(plan.plan_id, dtype=np.uint8))
+    msg.plan_id = plan_id
+    msg.points = _points(plan)
+    msg.plan_age = Duration(**stamp_fields(now_ns - plan.stamp_ns))
+    msg.latency_ms = float(latency_ms)
+    msg.status = int(plan.status)
+    msg.reasons = [str(reason) for reason in plan.reasons]
+    msg.planner = plan.planner
+    if plan.reasoning.text:
+        msg.reasoning_id = plan_id
+    return msg
+
+
+def _points(plan: Plan) -> list[Any]:
+    """65 reasoning_planner/PlannedTrajectoryPoint, poses in `plan.frame_id`."""
+    from builtin_interfaces.msg import Duration
+
+    from .msg import PlannedTrajectoryPoint
+
+    path = plan.trajectory
+    points = []
+    for i in range(HORIZON_LENGTH + 1):
+        point = PlannedTrajectoryPoint()
+        point.time_from_start = Duration(**stamp_fields(path.time_from_start_ns[i]))
+        map_from_point = compose(plan.map_from_base, _planar_pose(path.positions[i],
+                                                                  path.yaw_rad[i]))
+        _set_pose(point.pose, map_from_point)
+        point.velocity_mps = float(path.speed_mps[i])
+        point.acceleration_mps2 = float(path.acceleration_mps2[i])
+        point.yaw_rate_rps = float(path.yaw_rate_rps[i])
+        point.curvature_1pm = float(path.curvature_1pm[i])
+        points.append(point)
+    return points
+
+
+def _planar_pose(position: np.ndarray, yaw_rad: float) -> np.ndarray:
+    """(2,) m and a heading -> (4, 4) base(t0) from base(t), z = 0."""
+    cosine, sine = math.cos(yaw_rad), math.sin(yaw_rad)
+    rotation = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+    return transform(rotation, np.array([position[0], position[1], 0.0]))
+
+
+def _set_pose(pose: Any, matrix: np.ndarray) -> None:
+    pose.position.x, pose.position.y, pose.position.z = (float(v) for v in matrix[:3, 3])
+    x, y, z, w = (float(v) for v in quaternion_from_matrix(matrix[:3, :3]))
+    pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w = x, y, z, w
+
+
+def deliberation_score(reasoning: Reasoning) -> float:
+    """Share of the tokens that the target had to correct or write by itself, 0..1."""
+    if not reasoning.origins:
+        return 0.0
+    own = sum(origin in (TokenOrigin.DELIBERATIVE, TokenOrigin.RECOVERED)
+              for origin in reasoning.origins)
+    return own / len(reasoning.origins)
+
+
+def reasoning_to_msg(plan: Plan, base_frame: str) -> Any:
+    """Plan -> reasoning_planner/ReasoningTrace."""
+    from builtin_interfaces.msg import Time
+    from unique_identifier_msgs.msg import UUID
+
+    from .msg import ReasoningTrace
+
+    msg = ReasoningTrace()
+    msg.header.stamp = Time(**stamp_fields(plan.stamp_ns))
+    msg.header.frame_id = base_frame
+    msg.plan_id = UUID(uuid=np.frombuffer(plan.plan_id, dtype=np.uint8))
+    reasoning, timings = plan.reasoning, plan.timings
+    msg.text = reasoning.text
+    msg.tokens = list(reasoning.token_texts)
+    msg.token_ids = [int(i) for i in reasoning.token_ids]
+    msg.token_origins = [int(origin) for origin in reasoning.origins]
+    msg.rounds, msg.proposed, msg.accepted = (reasoning.rounds, reasoning.proposed,
+                                              reasoning.accepted)
+    msg.acceptance_length = float(reasoning.tokens_per_target_pass)
+    msg.deliberation_score = float(deliberation_score(reasoning))
+    for name in ("encode_ms", "prefill_ms", "reason_ms", "act_ms", "total_ms"):
+        setattr(msg, name, float(getattr(timings, name)))
+    msg.status = _trace_status(plan)
+    return msg
+
+
+def _trace_status(plan: Plan) -> int:
+    from .msg import ReasoningTrace
+
+    if not plan.reasoning.token_ids:
+        return ReasoningTrace.STATUS_NONE
+    reasons = {refusal.reason for refusal in plan.reasons}
+    if Reason.REASONING_UNFINISHED in reasons:
+        return ReasoningTrace.STATUS_TRUNCATED
+    if plan.reasoning.proposed == 0:
+        return ReasoningTrace.STATUS_TARGET_ONLY
+    return ReasoningTrace.STATUS_COMPLETE
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the node says of itself; fields as in PlannerStatus.msg.
+
+    Attributes:
+        now_ns: node clock.
+        state: PlannerStatus.STATE_*.
+        reasons: why the state is not PLANNING.
+        last_plan_ns: t0 of the newest published plan, 0 when there is none.
+        camera_rates_hz, camera_ages_s: one value a slot; age -1 when nothing came.
+        latency_ms: planning times of the last cycles.
+        drops: what was dropped or given up, by reason.
+    """
+
+    now_ns: int
+    state: int
+    reasons: tuple[Refusal, ...]
+    last_plan_ns: int
+    cycles: int
+    plans_published: int
+    camera_topics: tuple[str, ...]
+    camera_rates_hz: tuple[float, ...]
+    camera_ages_s: tuple[float, ...]
+    odometry_rate_hz: float
+    odometry_age_s: float
+    drops: Mapping[str, int]
+    latency_ms: Sequence[float]
+    planner: str
+    runtime: str = ""
+    checkpoint_hash: str = ""
+    engine_hash: str = ""
+
+
+def status_to_msg(status: Status, base_frame: str) -> Any:
+    """Status -> reasoning_planner/PlannerStatus."""
+    from builtin_interfaces.msg import Time
+
+    from .msg import PlannerStatus
+
+    msg = PlannerStatus()
+    msg.header.stamp = Time(**stamp_fields(status.now_ns))
+    msg.header.frame_id = base_frame
+    msg.state = int(status.state)
+    msg.degraded_reasons = [str(reason) for reason in status.reasons]
+    msg.last_plan_stamp = Time(**stamp_fields(status.last_plan_ns))
+    msg.last_plan_age_s = ((status.now_ns - status.last_plan_ns) / NS_PER_S
+                           if status.last_plan_ns else -1.0)
+    msg.cycles, msg.plans_published = status.cycles, status.plans_published
+    msg.camera_topics = list(status.camera_topics)
+    msg.camera_rates_hz = list(status.camera_rates_hz)
+    msg.camera_ages_s = list(status.camera_ages_s)
+    msg.odometry_rate_hz, msg.odometry_age_s = status.odometry_rate_hz, status.odometry_age_s
+    msg.drop_reasons = sorted(status.drops)
+    msg.drop_counts = [int(status.drops[name]) for name in msg.drop_reasons]
+    if len(status.latency_ms):
+        quantiles = np.percentile(np.asarray(status.latency_ms), [50, 95, 99])
+        msg.latency_p50_ms, msg.latency_p95_ms, msg.latency_p99_ms = map(float, quantiles)
+    msg.planner, msg.runtime = status.planner, status.runtime
+    msg.checkpoint_hash, msg.engine_hash = status.checkpoint_hash, status.engine_hash
+    return msg

@@ -1,0 +1,145 @@
+"""What this machine has for the planner, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+OK, MISSING, OPTIONAL = "ok", "missing", "optional"
+PYTHONS = ((3, 10), (3, 13))
+RECEIVE_BUFFER_BYTES = 10_000_000     # what full-size camera images need to arrive, autoware docs
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for. `state` is ok, missing (needed) or optional (absent, not needed)."""
+
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `reasoning-planner doctor`."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; exit 1 when something needed is missing."""
+    findings = examine()
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(_line(finding))
+    return 1 if any(finding.state == MISSING for finding in findings) else 0
+
+
+def _line(finding: Finding) -> str:
+    mark = {OK: "ok      ", MISSING: "MISSING ", OPTIONAL: "absent  "}[finding.state]
+    remedy = f"  -> {finding.remedy}" if finding.remedy else ""
+    return f"{mark}{finding.name:<18}{finding.found}{remedy}"
+
+
+def examine() -> list[Finding]:
+    """Look at everything, in the order a newcomer needs it."""
+    return [
+        _python(), _machine(),
+        *(_module(name, f"pip install {pip}") for name, pip in (
+            ("numpy", "numpy"), ("cv2", "opencv-python-headless"), ("yaml", "pyyaml"),
+            ("transforms3d", "transforms3d"), ("rosbags", "rosbags"),
+            ("jsonschema", "jsonschema"))),
+        *(_module(name, remedy, needed=False) for name, remedy in (
+            ("jinja2", "pip install 'reasoning_planner[report]'"),
+            ("matplotlib", "pip install 'reasoning_planner[report]'"),
+            ("onnxruntime", "pip install onnxruntime"),
+            ("torch", "pip install 'reasoning_planner[train]'"))),
+        _ros(), _messages(), _rmw(), _receive_buffer(), _gpu(), _tensorrt(), _checkpoint(),
+    ]
+
+
+def _python() -> Finding:
+    low, high = (".".join(map(str, version)) for version in PYTHONS)
+    supported = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
+    return Finding("Python", OK if supported else MISSING, platform.python_version(),
+                   "" if supported else f"expected {low} to {high}")
+
+
+def _machine() -> Finding:
+    return Finding("machine", OK, f"{platform.system()} {platform.machine()}, "
+                   f"{os.cpu_count()} processors")
+
+
+def _module(name: str, remedy: str, needed: bool = True) -> Finding:
+    if importlib.util.find_spec(name) is None:
+        return Finding(name, MISSING if needed else OPTIONAL, "not installed", remedy)
+    return Finding(name, OK, _distribution_version(name))
+
+
+def _distribution_version(module: str) -> str:
+    names = importlib.metadata.packages_distributions().get(module, [])
+    return importlib.metadata.version(names[0]) if names else "version unknown"
+
+
+def _ros() -> Finding:
+    if importlib.util.find_spec("rclpy") is None:
+        return Finding("ROS 2", OPTIONAL, "rclpy not found",
+                       "source a ROS 2 distribution (Humble to Kilted), or run: make ros")
+    return Finding("ROS 2", OK, os.environ.get("ROS_DISTRO", "rclpy from wheels"))
+
+
+def _messages() -> Finding:
+    if importlib.util.find_spec("reasoning_planner.msg") is None:
+        return Finding("our messages", OPTIONAL, "not built or not sourced",
+                       "colcon build (or make ros), then source install/setup.bash")
+    return Finding("our messages", OK, "built and sourced")
+
+
+def _rmw() -> Finding:
+    if importlib.util.find_spec("rclpy") is None:
+        return Finding("RMW", OPTIONAL, "no ROS 2")
+    from rclpy.utilities import get_rmw_implementation_identifier
+
+    return Finding("RMW", OK, get_rmw_implementation_identifier())
+
+
+def _receive_buffer() -> Finding:
+    path = Path("/proc/sys/net/core/rmem_max")
+    if not path.exists():
+        return Finding("socket buffers", OPTIONAL, "unknown on this system")
+    size = int(path.read_text())
+    if size >= RECEIVE_BUFFER_BYTES:
+        return Finding("socket buffers", OK, f"net.core.rmem_max = {size}")
+    return Finding("socket buffers", OPTIONAL, f"net.core.rmem_max = {size}, small for raw images",
+                   f"sudo sysctl -w net.core.rmem_max={2**31 - 1}, and "
+                   "FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA")
+
+
+def _gpu() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("GPU", OPTIONAL, "no NVIDIA driver found", "not needed: CPU runs the same")
+    answer = subprocess.run([tool, "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                            capture_output=True, text=True, timeout=30, check=False)
+    if answer.returncode != 0 or not answer.stdout.strip():
+        return Finding("GPU", OPTIONAL, "nvidia-smi finds no device")
+    return Finding("GPU", OK, answer.stdout.strip().replace("\n", "; "))
+
+
+def _tensorrt() -> Finding:
+    return _module("tensorrt", "comes with JetPack; on x86: pip install tensorrt", needed=False)
+
+
+def _checkpoint() -> Finding:
+    return Finding("checkpoint", OPTIONAL, "no model in this version",
+                   "none needed: the kinematic planner plans")

@@ -1,0 +1,62 @@
+"""How every node of this package starts and ends: one executor, signals, exit codes.
+
+Our own handlers stand in place of rclpy's, because a context that a signal has already shut down
+makes publishers and destructors raise; so the node is destroyed first, the context after it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Callable
+
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+from .errors import ConfigError, PlannerError
+
+POLL_S = 0.1
+
+
+def spin_until_signalled(make_node: Callable[[], Node], argv: list[str] | None,
+                         finished: Callable[[Node], bool] = lambda node: False) -> int:
+    """Run one node until SIGINT, SIGTERM or `finished(node)`.
+
+    Args:
+        make_node: called once the context exists; a PlannerError out of it is told in one line
+            a problem.
+        argv: command line with ROS arguments; None for this process's own.
+        finished: asked at least every 0.1 s.
+    Returns:
+        Exit code: 0, or 1 when the node could not be made.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    rclpy.init(args=argv if argv is not None else sys.argv,
+               signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        return _spin(make_node, stop, finished)
+    except PlannerError as error:
+        for line in error.problems if isinstance(error, ConfigError) else [str(error)]:
+            print(line, file=sys.stderr)
+        return 1
+    finally:
+        rclpy.try_shutdown()
+
+
+def _spin(make_node: Callable[[], Node], stop: threading.Event,
+          finished: Callable[[Node], bool]) -> int:
+    node = make_node()
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        while not (stop.is_set() or finished(node)):
+            executor.spin_once(timeout_sec=POLL_S)
+    finally:
+        node.destroy_node()
+        executor.shutdown()
+    return 0

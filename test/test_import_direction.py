@@ -1,0 +1,100 @@
+"""Imports point one way, and ROS stands at the edge: style.md held by the syntax tree."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "reasoning_planner"
+BASE = {"datatypes", "config", "errors"}
+ROS_EDGE = {"node", "conversions", "bag_player", "plan_recorder", "spinning"}
+ROS = {"rclpy", "rcl_interfaces", "builtin_interfaces", "sensor_msgs", "nav_msgs", "std_msgs",
+       "geometry_msgs", "rosgraph_msgs", "unique_identifier_msgs", "lifecycle_msgs",
+       "rosidl_runtime_py", "diagnostic_msgs", "visualization_msgs"}
+TOP = {"evaluation", "training", "export"}
+TOOLS = {"cli", "doctor", "plan_recorder"}       # stand on top like evaluation
+# part -> parts of ours it may import, itself aside
+ALLOWED = {
+    "datatypes": set(), "config": {"errors"}, "errors": set(),
+    "perception": BASE, "tokenization": BASE, "actions": BASE, "models": BASE,
+    "runtimes": BASE | {"models"}, "speculative": BASE | {"runtimes"},
+    "world": BASE | {"actions", "perception"},
+    "planner": BASE | {"perception", "tokenization", "actions", "models", "runtimes",
+                       "speculative"},
+    "conversions": BASE | {"perception", "msg"},
+    "spinning": {"errors"},
+    "node": BASE | {"planner", "conversions", "runtimes", "perception", "msg", "spinning"},
+    "bag_salvage": {"errors"}, "bags": BASE | {"bag_salvage"},
+    "bag_player": BASE | {"bags", "spinning"},
+}
+
+
+def part_of(path):
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported(path):
+    """(parts of ours, outside packages) that one module imports, also inside functions."""
+    ours, outside = set(), set()
+    package = ["reasoning_planner", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[:len(package) - node.level + 1] if node.level else []
+            base = base + (node.module.split(".") if node.module else [])
+            names = ([".".join(base)] if len(base) > 1 or not node.level
+                     else [".".join([*base, alias.name]) for alias in node.names])
+        else:
+            continue
+        for name in names:
+            first, *rest = name.split(".")
+            if first == "reasoning_planner":
+                ours.update(rest[:1])
+            else:
+                outside.add(first)
+    return ours, outside
+
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def test_there_is_something_to_check():
+    assert len(MODULES) > 20
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    part = part_of(path)
+    ours, outside = imported(path)
+    ours -= {part, "__init__"}
+    if part in ALLOWED:
+        assert ours <= ALLOWED[part], f"{part} must not import {sorted(ours - ALLOWED[part])}"
+    elif part not in TOP | TOOLS | {"__init__"}:
+        pytest.fail(f"{part}: a part this test does not know; say what it may import")
+    if part not in TOP | TOOLS:
+        assert not ours & TOP, f"{part} must not import {sorted(ours & TOP)}"
+    if part not in ROS_EDGE | {"doctor"}:
+        assert not outside & ROS, f"{part} must not import {sorted(outside & ROS)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_heavy_libraries_have_their_own_file(path):
+    _, outside = imported(path)
+    part, name = part_of(path), path.name
+    if part not in {"models", "training", "export"} and name != "torch_runtime.py":
+        assert "torch" not in outside
+    if "onnxruntime" in outside:
+        assert name == "ort_runtime.py" or part in {"export", "evaluation", "training"}
+    if "tensorrt" in outside:
+        assert name == "trt_runtime.py" or part == "export"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_module_says_what_it_holds(path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_no_module_is_named_for_nothing():
+    assert not [path for path in MODULES if path.stem in ("utils", "helpers")]
