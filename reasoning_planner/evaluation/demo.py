@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
     kitti_drive.write_drive(kitti_drive.read_clip(args.clip), bag)
     play_through_node(bag, records, args)
     check(read_records(records))
-    summary = make_report(records, bag, out, {"title": "KITTI right turn", "rate": args.rate})
+    summary = make_report(records, bag, out, {
+        "bag_name": "KITTI odometry, right turn", "playing speed": args.rate,
+        "pictures": "KITTI, Geiger, Lenz and Urtasun, CVPR 2012, CC BY-NC-SA 3.0: not for "
+                    "commercial use"})
     if args.json:
         print(json.dumps(summary, indent=2))
     else:
