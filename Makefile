@@ -53,8 +53,10 @@ locks:  ## write the lock files anew (needs uv)
 	    --no-annotate --no-emit-index-url -o $(LOCKS)/run.txt
 	uv pip compile $(LOCKS)/ros.in --universal --python-version 3.10 --no-header \
 	    --no-annotate --no-emit-index-url -c $(LOCKS)/run.txt -o $(LOCKS)/ros.txt
+	# torch brings CUDA's own packages where its build needs them: they are not pinned here
 	uv pip compile $(LOCKS)/test.in --universal --python-version 3.10 --no-header \
-	    --no-annotate --no-emit-index-url -c $(LOCKS)/run.txt -c $(LOCKS)/ros.txt -o $(LOCKS)/test.txt
+	    --no-annotate --no-emit-index-url -c $(LOCKS)/run.txt -c $(LOCKS)/ros.txt \
+	    | grep -vE '^(cuda-|nvidia-|triton)' > $(LOCKS)/test.txt
 
 clean:
 	rm -rf $(VENV) .ros build install log out

@@ -1,4 +1,4 @@
-"""pip packaging of the ROS-free part. With ROS, colcon builds the same modules by CMakeLists.txt."""
+"""pip packaging of the ROS-free part; with ROS, colcon builds the same by CMakeLists.txt."""
 
 import xml.etree.ElementTree
 from pathlib import Path
@@ -28,7 +28,7 @@ setup(
         "transforms3d>=0.4.1",
     ],
     extras_require={
-        "report": ["jinja2>=3", "matplotlib>=3.5"],
+        "report": ["jinja2>=3"],
         "train": ["safetensors>=0.4", "tokenizers>=0.20", "torch>=2.13"],
         "trt": ["tensorrt-rtx-cu12-bindings>=1.7", "tensorrt-rtx-cu12-libs>=1.7"],
         "dev": ["flake8>=6", "hypothesis>=6", "pytest>=7.4", "transformers>=5.24"],

@@ -16,7 +16,8 @@ def generate_launch_description() -> LaunchDescription:
     """One argument for each thing that differs between vehicles."""
     share = Path(get_package_share_directory("reasoning_planner"))
     cameras = [
-        DeclareLaunchArgument(f"image{slot}", default_value=f"/sensing/camera/camera{slot}/image_raw",
+        DeclareLaunchArgument(f"image{slot}",
+                              default_value=f"/sensing/camera/camera{slot}/image_raw",
                               description=f"image topic of slot {slot}, the {name} camera")
         for slot, name in enumerate(CAMERA_SLOTS)]
     arguments = [

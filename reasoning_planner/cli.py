@@ -25,6 +25,9 @@ class Command:
 COMMANDS = {
     "doctor": Command("doctor", "what this machine has, what is missing and how to get it"),
     "demo": Command("evaluation.demo", "play the real drive through the node, make a report"),
+    "world": Command("world.command", "the synthetic driving world: scenes, or a rosbag2"),
+    "import-checkpoint": Command("training.import_checkpoint",
+                                 "an Alpamayo checkpoint -> our layout, verified"),
 }
 
 

@@ -48,7 +48,7 @@ class Reason(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A typed 'no': what could not be used and why. Returned, not raised, by the cycle's stages."""
+    """A typed 'no': what could not be used and why. Returned, not raised, by the stages."""
 
     reason: Reason
     detail: str

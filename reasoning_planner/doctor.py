@@ -61,7 +61,6 @@ def examine() -> list[Finding]:
             ("jsonschema", "jsonschema"))),
         *(_module(name, remedy, needed=False) for name, remedy in (
             ("jinja2", "pip install 'reasoning_planner[report]'"),
-            ("matplotlib", "pip install 'reasoning_planner[report]'"),
             ("onnxruntime", "pip install onnxruntime"),
             ("torch", "pip install 'reasoning_planner[train]'"))),
         _ros(), _messages(), _rmw(), _receive_buffer(), _gpu(), _tensorrt(), _checkpoint(),

@@ -27,7 +27,7 @@ class InputError(PlannerError):
 
 
 class DataError(PlannerError):
-    """A file (bag, checkpoint, manifest, calibration) is missing, damaged or not what it claims."""
+    """A file (bag, checkpoint, manifest, calibration) is missing, damaged or not as claimed."""
 
 
 class ModelError(PlannerError):

@@ -215,8 +215,8 @@ class _CameraInput:
             QoSProfile(depth=5, reliability=policy), event_callbacks=events)
 
     def _on_incompatible(self, event: Any) -> None:
-        self._node.get_logger().info(
-            f"{self._node.resolve_topic_name(self.topic)}: a publisher offers best effort only, subscribing so")
+        topic = self._node.resolve_topic_name(self.topic)
+        self._node.get_logger().info(f"{topic}: a publisher offers best effort only, as do we now")
         self.destroy()
         self._subscription = self._subscribe(reliable=False)
 
@@ -318,8 +318,8 @@ class _PlanningWorker:
         self._cycles += 1
         epoch = self.builder.epoch
         observation = self.builder.build(t0_ns, route_text=self._config.route_text)
-        if isinstance(observation, Refusal):
-            self._give_up(observation)
+        if isinstance(observation, Refusal):        # counted by the builder
+            self._reasons, self._blocked = (observation,), True
         else:
             self._plan(observation, epoch, arrived_s)
         self._node.publish_status()
@@ -340,7 +340,7 @@ class _PlanningWorker:
             self._last_plan_ns = plan.stamp_ns
 
     def _give_up(self, *reasons: Refusal) -> None:
-        self._given_up.update(f"cycle: {refusal.reason.value}" for refusal in reasons)
+        self._given_up.update(refusal.reason.value for refusal in reasons)
         self._reasons, self._blocked = reasons, True
 
     def status(self) -> conversions.Status:

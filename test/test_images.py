@@ -102,6 +102,12 @@ def test_bayer_order_is_that_of_the_top_left_corner(order, depth, padding):
     np.testing.assert_array_equal(decoded[-1, -1], GREY)
 
 
+def test_the_smallest_mosaic_is_not_black():
+    mosaic = np.array([[RED[0], RED[1]], [RED[1], RED[2]]], np.uint8)
+    decoded = decode("bayer_rggb8", mosaic, height=2, width=2)
+    np.testing.assert_array_equal(decoded, np.broadcast_to(np.uint8(RED), (2, 2, 3)))
+
+
 def luma_chroma(image):
     """BT.601, luma 16..235, by the standard's own coefficients: (H, W) y, u, v as uint8."""
     red, green, blue = np.moveaxis(image.astype(float), -1, 0)
