@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple
 
 import rclpy
 from builtin_interfaces.msg import Time
@@ -34,8 +34,8 @@ STATIC_TF_TOPIC = "/tf_static"
 DEFAULT_DEPTH = 10
 _LATCHED_LIMIT = 1000           # static transforms kept for late subscribers
 _LONGEST_WAIT_S = 0.05          # signals are seen this late at most
-_ACK_SLICE_S = 0.05
-_FLOW_TIMEOUT_S = 1.0           # a subscriber that takes longer no longer holds up the others
+_QUEUE_BYTES = 32 << 20         # of one topic, on their way to the subscribers
+_QUEUE_LIMIT = 1000             # messages
 _END_TIMEOUT_S = 5.0            # for the last messages to arrive
 _NOT_OURS = ("use_sim_time", "start_type_description_service")
 
@@ -134,36 +134,33 @@ class StopFlag:
         self.is_set = True
 
 
-@dataclass
-class _Outlet:
-    """One publisher, and how much it has sent that nobody confirmed yet."""
+class _Outlet(NamedTuple):
+    """One publisher and the QoS that was recorded."""
 
     publisher: Any
     qos: QoSProfile
-    unconfirmed: int = 0
-    is_held_up: bool = False
 
     @property
     def is_latched(self) -> bool:
         return self.qos.durability == DurabilityPolicy.TRANSIENT_LOCAL
 
-    def publish(self, data: bytes) -> None:
-        """Send; first wait for the subscribers if the send queue would overflow.
 
-        A reliable writer overwrites its oldest message once `depth` of them are under way.
-        """
-        if self.unconfirmed >= self.qos.depth and not self.is_held_up:
-            self.is_held_up = not self.confirmed(_FLOW_TIMEOUT_S)
-        self.publisher.publish(data)
-        self.unconfirmed += 1
+def send_queue(bag: Bag, topic: Topic, qos: QoSProfile) -> QoSProfile:
+    """The recorded QoS with a longer queue, which subscribers neither see nor need.
 
-    def confirmed(self, timeout_s: float) -> bool:
-        """Whether all that was sent has arrived within the time; true for best effort."""
-        if not self.publisher.wait_for_all_acked(Duration(seconds=timeout_s)):
-            return False
-        self.unconfirmed = 0
-        self.is_held_up = False
-        return True
+    A reliable writer overwrites its oldest message when the queue is full, and played faster
+    than recorded, or after a slow read, it fills. Waiting for acknowledgements instead would
+    stall the drive: Fast DDS readers may send them as late as the 3 s heartbeat (measured: one
+    gap of 1.1 s in 5 s of drive). Latched topics keep their depth, which subscribers do see.
+    """
+    if (qos.durability == DurabilityPolicy.TRANSIENT_LOCAL
+            or qos.reliability == ReliabilityPolicy.BEST_EFFORT):
+        return qos
+    first = next(bag.messages([topic.name]), None)
+    fitting = _QUEUE_BYTES // len(first.data) if first else 0
+    depth = max(qos.depth, min(topic.count, fitting, _QUEUE_LIMIT))
+    return QoSProfile(history=qos.history, depth=depth, reliability=qos.reliability,
+                      durability=qos.durability)
 
 
 class BagPlayer:
@@ -202,7 +199,8 @@ class BagPlayer:
                 continue
             qos = qos_for(topic)
             try:
-                publisher = self._node.create_publisher(message_class(topic.type), name, qos)
+                publisher = self._node.create_publisher(
+                    message_class(topic.type), name, send_queue(self._bag, topic, qos))
             # Missing packages, broken type support, names that DDS refuses: each its own error.
             except Exception as error:
                 self._warn(f"{name}: skipped, {topic.type} cannot be published: "
@@ -237,7 +235,7 @@ class BagPlayer:
         start_ns = self._bag.start_ns + round(self._config.start_offset_s * 1e9)
         for raw in self._bag.messages(latched):
             if raw.topic == STATIC_TF_TOPIC or raw.log_time_ns < start_ns:
-                self._outlets[raw.topic].publish(raw.data)
+                self._outlets[raw.topic].publisher.publish(raw.data)
             elif STATIC_TF_TOPIC not in latched:
                 break
 
@@ -266,11 +264,13 @@ class BagPlayer:
         self._bag_time_ns = 0
         sent = 0
         for raw in self._bag.messages(names, self._config.start_offset_s):
+            if raw.type != self._bag.topics[raw.topic].type:
+                continue        # recorded with two types: a publisher has one
             bag_s = (raw.log_time_ns - start_ns) * 1e-9
             self._idle_until(start_s + bag_s / self._config.rate, raw.log_time_ns)
             if self._stop.is_set:
                 return sent
-            self._outlets[raw.topic].publish(raw.data)
+            self._outlets[raw.topic].publisher.publish(raw.data)
             sent += 1
         self._tick(self._bag.end_ns)
         return sent
@@ -308,10 +308,11 @@ class BagPlayer:
         """Let the last messages arrive; leaving earlier would take them along."""
         give_up_s = time.monotonic() + _END_TIMEOUT_S
         for name, outlet in self._outlets.items():
-            while not self._stop.is_set and not outlet.confirmed(_ACK_SLICE_S):
+            slice_s = Duration(seconds=_LONGEST_WAIT_S)
+            while not self._stop.is_set and not outlet.publisher.wait_for_all_acked(slice_s):
                 if time.monotonic() > give_up_s:
-                    self._warn(f"{name}: {outlet.unconfirmed} messages were not confirmed by "
-                               f"every subscriber within {_END_TIMEOUT_S:g} s")
+                    self._warn(f"{name}: not every subscriber confirmed the last messages "
+                               f"within {_END_TIMEOUT_S:g} s")
                     break
 
 
@@ -328,9 +329,13 @@ def main(argv: list[str] | None = None) -> int:
         node = Node("bag_player", automatically_declare_parameters_from_overrides=True)
         executor = SingleThreadedExecutor()
         executor.add_node(node)
-        config = read_parameters(node)
-        with open_bag(config.bag) as bag:
-            BagPlayer(node, executor, bag, config, stop).run()
+        try:
+            config = read_parameters(node)
+            with open_bag(config.bag) as bag:
+                BagPlayer(node, executor, bag, config, stop).run()
+        finally:
+            node.destroy_node()
+            executor.shutdown()
         return 0
     except (PlannerError, RuntimeError) as error:   # RuntimeError: rcl's, e.g. bad ROS arguments
         print(f"bag_player: {' '.join(str(error).split())}", file=sys.stderr)

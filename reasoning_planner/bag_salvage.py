@@ -354,7 +354,8 @@ def _scan_ros1_records(data: bytes, block: int, found: Salvage) -> None:
             if _ros1_op(header) == _ROS1_CONNECTION:
                 found.channels.setdefault(key, _ros1_channel(header, data[start:start + length]))
             elif _ros1_op(header) == _ROS1_MESSAGE and key in found.channels:
-                seconds, nanoseconds = struct.unpack("<II", header.get("time", b"").ljust(8, b"\0"))
+                time = header.get("time", b"").ljust(8, b"\0")
+                seconds, nanoseconds = struct.unpack("<II", time)
                 found.entries.append(Entry(seconds * 10**9 + nanoseconds, len(found.entries), key,
                                            block, start, length))
             position = start + length
@@ -375,6 +376,7 @@ def _ros1_channel(header: dict[str, bytes], data: bytes) -> Channel:
 
 _LEAF_PAGE = 0x0D
 _NULL, _INT64, _FIRST_BLOB = 0, 6, 12
+_KEY_KINDS = (1, 2, 3, 4, 8, 9)         # integers of 1 to 4 bytes, and the constants 0 and 1
 
 
 def absorb_wal(file: Path, folder: Path) -> Path:
@@ -483,7 +485,7 @@ class _Pages:
         while at < min(header_size, len(payload)):
             kind, at = _varint(payload, at)
             kinds.append(kind)
-        is_message = (len(kinds) == 4 and kinds[0] == _NULL and kinds[1] in (1, 2, 3, 4, 8, 9)
+        is_message = (len(kinds) == 4 and kinds[0] == _NULL and kinds[1] in _KEY_KINDS
                       and kinds[2] == _INT64 and kinds[3] >= _FIRST_BLOB and kinds[3] % 2 == 0)
         if not is_message:
             return None
