@@ -110,7 +110,7 @@ class PlannerNode(LifecycleNode):
         self._stop()
         self._worker = None
         for publisher in (self._trajectory_publisher, self._reasoning_publisher):
-            self.destroy_publisher(publisher)
+            self.destroy_lifecycle_publisher(publisher)
         return super().on_cleanup(state)
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:

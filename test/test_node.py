@@ -262,3 +262,44 @@ def test_a_namespace_keeps_two_planners_apart():
             assert not right.plans and not right.statuses
     finally:
         assert end(process)[0] == 0
+
+
+def test_it_can_be_configured_again_with_other_parameters():
+    from lifecycle_msgs.msg import Transition
+    from lifecycle_msgs.srv import ChangeState
+    from rcl_interfaces.srv import SetParameters
+    from rclpy.parameter import Parameter
+
+    with running() as vehicle:
+        change = vehicle.node.create_client(ChangeState, "/reasoning_planner/change_state")
+        set_parameters = vehicle.node.create_client(SetParameters,
+                                                    "/reasoning_planner/set_parameters")
+        assert vehicle.wait_for(change.service_is_ready)
+
+        def call(client, request):
+            answer = client.call_async(request)
+            assert vehicle.wait_for(answer.done)
+            return answer.result()
+
+        def transition(number):
+            request = ChangeState.Request()
+            request.transition.id = number
+            return call(change, request).success
+
+        def set_count(value):
+            request = SetParameters.Request()
+            request.parameters = [Parameter("cameras.count", value=value).to_parameter_msg()]
+            return call(set_parameters, request)
+
+        assert transition(Transition.TRANSITION_DEACTIVATE)
+        assert transition(Transition.TRANSITION_CLEANUP)
+        set_count(99)
+        assert not transition(Transition.TRANSITION_CONFIGURE)
+        set_count(2)
+        assert transition(Transition.TRANSITION_CONFIGURE)
+        assert transition(Transition.TRANSITION_ACTIVATE)
+        assert vehicle.wait_for(lambda: vehicle.cameras[1].get_subscription_count() == 1)
+        assert vehicle.wait_for(lambda: vehicle.cameras[2].get_subscription_count() == 0)
+        vehicle.drive(0, 20, slots=(0, 1))
+        assert vehicle.wait_for(lambda: vehicle.plans)
+        assert not vehicle.plans[-1].reasons
