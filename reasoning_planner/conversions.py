@@ -6,7 +6,6 @@ as messages from a subscription; only writing needs the message classes, importe
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from .datatypes import (HORIZON_LENGTH, OdometrySample, Plan, PlanStatus, Reason, Reasoning,
                         Refusal, TokenOrigin)
-from .perception.frames import compose, quaternion_from_matrix, transform
+from .perception.frames import compose, planar_transform, quaternion_from_matrix
 from .perception.images import RawCompressed, RawImage
 
 NS_PER_S = 1_000_000_000
@@ -112,8 +111,8 @@ def _points(plan: Plan) -> list[Any]:
     for i in range(HORIZON_LENGTH + 1):
         point = PlannedTrajectoryPoint()
         point.time_from_start = Duration(**stamp_fields(path.time_from_start_ns[i]))
-        map_from_point = compose(plan.map_from_base, _planar_pose(path.positions[i],
-                                                                  path.yaw_rad[i]))
+        map_from_point = compose(plan.map_from_base, planar_transform(path.positions[i],
+                                                                      path.yaw_rad[i]))
         _set_pose(point.pose, map_from_point)
         point.velocity_mps = float(path.speed_mps[i])
         point.acceleration_mps2 = float(path.acceleration_mps2[i])
@@ -121,13 +120,6 @@ def _points(plan: Plan) -> list[Any]:
         point.curvature_1pm = float(path.curvature_1pm[i])
         points.append(point)
     return points
-
-
-def _planar_pose(position: np.ndarray, yaw_rad: float) -> np.ndarray:
-    """(2,) m and a heading -> (4, 4) base(t0) from base(t), z = 0."""
-    cosine, sine = math.cos(yaw_rad), math.sin(yaw_rad)
-    rotation = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
-    return transform(rotation, np.array([position[0], position[1], 0.0]))
 
 
 def _set_pose(pose: Any, matrix: np.ndarray) -> None:

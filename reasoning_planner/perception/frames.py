@@ -84,6 +84,13 @@ def transform(rotation: np.ndarray, translation: np.ndarray) -> np.ndarray:
     return matrix
 
 
+def planar_transform(position: np.ndarray, yaw_rad: float) -> np.ndarray:
+    """(2,) m and a heading in rad -> (4, 4) float64, z = 0 and level."""
+    cosine, sine = np.cos(yaw_rad), np.sin(yaw_rad)
+    rotation = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+    return transform(rotation, np.array([position[0], position[1], 0.0]))
+
+
 def compose(a_from_b: np.ndarray, b_from_c: np.ndarray) -> np.ndarray:
     """(4, 4) and (4, 4) -> (4, 4) a_from_c, float64."""
     return np.asarray(a_from_b, dtype=np.float64) @ np.asarray(b_from_c, dtype=np.float64)
