@@ -1,4 +1,4 @@
-# make demo | test | bench | ros | lint | clean. Everything is made below this folder: no root needed.
+# make demo | test | ros | lint | locks | clean. Everything is made below this folder: no root needed.
 # With a sourced ROS 2 distribution its rclpy is used; without one, real ROS 2 comes as wheels.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -11,7 +11,7 @@ RUN := source install/setup.bash && export PATH="$(CURDIR)/$(VENV)/bin:$$PATH" &
 SOURCES := package.xml CMakeLists.txt $(shell find msg launch config engines reasoning_planner \
 	-type f -not -name '*.pyc')
 
-.PHONY: demo test bench ros lint locks clean
+.PHONY: demo test ros lint locks clean
 
 demo: install/.built
 	$(RUN) reasoning-planner demo --out out/demo

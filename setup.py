@@ -21,15 +21,17 @@ setup(
     install_requires=[
         "jsonschema>=4",
         "numpy>=1.21",
+        "onnxruntime>=1.23",
         "opencv-python-headless>=4.5",
         "pyyaml>=5.4",
         "rosbags>=0.10",
+        "tokenizers>=0.20",
         "tqdm>=4.57",
         "transforms3d>=0.4.1",
     ],
     extras_require={
         "report": ["jinja2>=3"],
-        "train": ["safetensors>=0.4", "tokenizers>=0.20", "torch>=2.13"],
+        "train": ["onnx>=1.19", "safetensors>=0.4", "torch>=2.13"],
         "trt": ["tensorrt-rtx-cu12-bindings>=1.7", "tensorrt-rtx-cu12-libs>=1.7"],
         "dev": ["flake8>=6", "hypothesis>=6", "pytest>=7.4", "transformers>=5.24"],
     },

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": Command("doctor", "what this machine has, what is missing and how to get it"),
     "demo": Command("evaluation.demo", "play the real drive through the node, make a report"),
     "world": Command("world.command", "the synthetic driving world: scenes, or a rosbag2"),
+    "export": Command("export.to_onnx", "a checkpoint to the graphs that ONNX Runtime runs"),
     "import-checkpoint": Command("training.import_checkpoint",
                                  "an Alpamayo checkpoint -> our layout, verified"),
 }

@@ -141,6 +141,32 @@ class PlannerConfig:
 
 
 @dataclass(frozen=True)
+class ModelSettings:
+    """Which model plans, and how it is asked; without a checkpoint the kinematic planner does."""
+
+    checkpoint: str = ""                # directory; empty: no model
+    runtime: str = "ort"                # ort or torch
+    threads: int = 1                    # of the engine, 0: its own choice
+    camera_slots: tuple[int, ...] = (0, 1, 2, 3)    # slot of each camera the model knows, or -1
+    max_new_tokens: int = 64            # of reasoning
+    expert_steps: int = 0               # Euler steps of the action expert, 0: the checkpoint's
+    prompt_version: str = "alpamayo-r1"
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _one_of(problems, "model.runtime", self.runtime, ("ort", "torch"))
+        _between(problems, "model.threads", self.threads, 0, 256)
+        _between(problems, "model.max_new_tokens", self.max_new_tokens, 1, 1024)
+        _between(problems, "model.expert_steps", self.expert_steps, 0, 100)
+        _one_of(problems, "model.prompt_version", self.prompt_version,
+                ("alpamayo-r1", "alpamayo-1.5"))
+        if len(self.camera_slots) != 4 or not all(-1 <= slot < 8 for slot in self.camera_slots):
+            problems.append(f"model.camera_slots: given {list(self.camera_slots)}, expected 4 "
+                            "camera slots, -1 where there is no such camera")
+        _finish(problems)
+
+
+@dataclass(frozen=True)
 class NodeConfig(PlannerConfig):
     """The planner's settings and those of the node around it: `config/planner.param.yaml`."""
 
@@ -150,6 +176,7 @@ class NodeConfig(PlannerConfig):
     silence_s: float = 0.5              # an input older than this is called silent in the status
     status_period_s: float = 0.5        # status heartbeat, also while no cycle runs
     route_text: str = ""                # navigation instruction, e.g. "Turn right in 30m"
+    model: ModelSettings = field(default_factory=ModelSettings)
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -169,11 +196,23 @@ def _coerce(name: str, kind: Any, value: Any, problems: list[str]) -> Any:
     """An int stands for a float; every other difference of type is a problem."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if typing.get_origin(kind) is tuple:
+        return _coerce_tuple(name, kind, value, problems)
     if kind is not Any and (not isinstance(value, kind)
                             or (kind is not bool and isinstance(value, bool))):
         problems.append(f"{name}: given {value!r} ({type(value).__name__}), "
                         f"expected {kind.__name__}")
     return value
+
+
+def _coerce_tuple(name: str, kind: Any, value: Any, problems: list[str]) -> tuple:
+    """Any sequence of the right kind of item becomes a tuple."""
+    item = typing.get_args(kind)[0]
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        problems.append(f"{name}: given {value!r} ({type(value).__name__}), "
+                        f"expected a list of {item.__name__}")
+        return ()
+    return tuple(_coerce(f"{name}[{i}]", item, entry, problems) for i, entry in enumerate(value))
 
 
 def _build(cls: type, mapping: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:

@@ -58,10 +58,10 @@ def examine() -> list[Finding]:
         *(_module(name, f"pip install {pip}") for name, pip in (
             ("numpy", "numpy"), ("cv2", "opencv-python-headless"), ("yaml", "pyyaml"),
             ("transforms3d", "transforms3d"), ("rosbags", "rosbags"),
-            ("jsonschema", "jsonschema"))),
+            ("jsonschema", "jsonschema"), ("onnxruntime", "onnxruntime"),
+            ("tokenizers", "tokenizers"))),
         *(_module(name, remedy, needed=False) for name, remedy in (
             ("jinja2", "pip install 'reasoning_planner[report]'"),
-            ("onnxruntime", "pip install onnxruntime"),
             ("torch", "pip install 'reasoning_planner[train]'"))),
         _ros(), _messages(), _rmw(), _receive_buffer(), _gpu(), _tensorrt(), _checkpoint(),
     ]

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from typing import Any, Sequence
+from pathlib import Path
+from typing import Any, Callable, Sequence
 
 import rclpy
 from nav_msgs.msg import Odometry
@@ -24,12 +25,12 @@ from rclpy.qos import QoSProfile, QoSReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 
 from . import conversions
-from .config import NodeConfig, flattened, from_mapping, nested
+from .config import ModelSettings, NodeConfig, flattened, from_mapping, nested
 from .datatypes import Deadline, Observation, Plan, PlanStatus, Reason, Refusal
-from .errors import ConfigError, ModelError
+from .errors import ConfigError, ModelError, PlannerError
 from .msg import PlannedTrajectory, PlannerStatus, ReasoningTrace
 from .perception.observation import CameraRate, ObservationBuilder
-from .planner import Planner
+from .planner import Model, Planner
 from .spinning import spin_until_signalled
 
 OWN_PARAMETERS_OF_ROS = ("use_sim_time", "start_type_description_service")
@@ -250,7 +251,7 @@ class _PlanningWorker:
     def __init__(self, node: PlannerNode, config: NodeConfig, image_topics: Sequence[str]):
         self._node, self._config = node, config
         self.builder = ObservationBuilder(config, image_topics)
-        self.planner = Planner(config)
+        self.planner = Planner(config, load_model(config.model, node.get_logger().error))
         self._condition = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -363,7 +364,8 @@ class _PlanningWorker:
             odometry_age_s=_known_age_s(odometry_age_s),
             drops=Counter(self.builder.counts()) + self._given_up,
             latency_ms=tuple(self._latency_ms),
-            planner=self.planner.model.name if self.planner.model else "kinematic",
+            planner=self.planner.model.name if self.planner.model else AbsentModel.name,
+            runtime=getattr(self.planner.model, "runtime_name", ""),
         )
 
     def _silences(self, now_ns: int, anchor: CameraRate,
@@ -392,6 +394,37 @@ class _PlanningWorker:
         if silent or self._blocked:
             return PlannerStatus.STATE_BLOCKED
         return PlannerStatus.STATE_DEGRADED if self._reasons else PlannerStatus.STATE_PLANNING
+
+
+class AbsentModel:
+    """Stands where a model could not be loaded: every plan is kinematic and says why."""
+
+    name = "kinematic"
+    runtime_name = ""
+
+    def __init__(self, why: str):
+        self._refusal = Refusal(Reason.NO_MODEL, why)
+
+    def plan_trajectory(self, observation: Observation, deadline: Deadline) -> Refusal:
+        """See planner.Model."""
+        return self._refusal
+
+
+def load_model(settings: ModelSettings, report: Callable[[str], Any]) -> Model | None:
+    """The configured model; None without a checkpoint; an AbsentModel, reported, on a failure."""
+    if not settings.checkpoint:
+        return None
+    try:
+        from .vla import VlaConfig, VlaModel    # the kinematic planner needs none of its libraries
+
+        return VlaModel.load(
+            Path(settings.checkpoint),
+            VlaConfig(prompt_version=settings.prompt_version, camera_slots=settings.camera_slots,
+                      max_new_tokens=settings.max_new_tokens, expert_steps=settings.expert_steps),
+            runtime=settings.runtime, threads=settings.threads)
+    except (PlannerError, ImportError) as error:
+        report(f"no model, the kinematic planner plans: {error}")
+        return AbsentModel(str(error))
 
 
 def _known_age_s(age_s: float) -> float:

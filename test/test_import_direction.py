@@ -21,9 +21,10 @@ ALLOWED = {
     "world": BASE | {"actions", "perception"},
     "planner": BASE | {"perception", "tokenization", "actions", "models", "runtimes",
                        "speculative"},
+    "vla": BASE | {"planner", "perception", "tokenization", "actions", "models", "runtimes"},
     "conversions": BASE | {"perception", "msg"},
     "spinning": {"errors"},
-    "node": BASE | {"planner", "conversions", "runtimes", "perception", "msg", "spinning"},
+    "node": BASE | {"planner", "vla", "conversions", "runtimes", "perception", "msg", "spinning"},
     "bag_salvage": {"errors"}, "bags": BASE | {"bag_salvage"},
     "bag_player": BASE | {"bags", "spinning"},
 }

@@ -36,7 +36,7 @@ def last_reasons(vehicle):
 
 
 def wait_for_reason(vehicle, text):
-    heard = vehicle.wait_for(lambda: vehicle.statuses and text in last_reasons(vehicle), 5.0)
+    heard = vehicle.wait_for(lambda: vehicle.statuses and text in last_reasons(vehicle), 15.0)
     assert heard, f"expected {text!r}, last status: {vehicle.statuses[-1:]}"
 
 

@@ -337,15 +337,15 @@ def _alpamayo_1_5() -> ModelConfig:
 
 
 def nano(text_vocab_size: int = 1000) -> ModelConfig:
-    """The stand-in: Alpamayo's layout, deep and thin, at a size a laptop runs."""
+    """The stand-in: Alpamayo's layout, deep and thin, at a size a laptop runs and trains."""
     tokens = TokenConfig.extending(text_vocab_size)
     text = TextConfig(
-        vocab_size=tokens.vocab_size, hidden_size=192, num_layers=16, num_heads=6,
-        num_kv_heads=2, head_dim=32, intermediate_size=480, rope_theta=10_000.0,
+        vocab_size=tokens.vocab_size, hidden_size=128, num_layers=12, num_heads=4,
+        num_kv_heads=2, head_dim=32, intermediate_size=384, rope_theta=10_000.0,
         mrope_section=(6, 5, 5), max_positions=2048)
     vision = VisionConfig(
-        depth=6, hidden_size=128, num_heads=4, intermediate_size=320, out_hidden_size=192,
-        num_position_embeddings=64, deepstack_indexes=(1, 3, 4), image_height=64,
+        depth=4, hidden_size=160, num_heads=4, intermediate_size=480, out_hidden_size=128,
+        num_position_embeddings=64, deepstack_indexes=(0, 1, 2), image_height=64,
         image_width=128)
     expert = ExpertConfig(hidden_size=128, intermediate_size=256, num_heads=4,
                           projector_hidden_size=128)
@@ -353,7 +353,7 @@ def nano(text_vocab_size: int = 1000) -> ModelConfig:
 
 
 def nano_fast(text_vocab_size: int = 1000) -> ModelConfig:
-    """The stand-in again, trained in about 65 % of the time."""
+    """The stand-in again, with a smaller vision tower."""
     slower = nano(text_vocab_size)
     text = dataclasses.replace(slower.text, num_layers=12, intermediate_size=384)
     vision = dataclasses.replace(slower.vision, depth=4, hidden_size=96, intermediate_size=256,
