@@ -23,7 +23,8 @@ ros: install/.built
 	@echo "source $(CURDIR)/install/setup.bash && export PATH=$(CURDIR)/$(VENV)/bin:\$$PATH"
 
 lint: $(VENV)/.test
-	$(VENV)/bin/flake8 --max-line-length 99 reasoning_planner test launch setup.py .ci
+	$(VENV)/bin/flake8 --max-line-length 99 --per-file-ignores=test/*:E402 \
+	    reasoning_planner test launch setup.py .ci
 
 $(VENV)/.run: $(LOCKS)/run.txt $(LOCKS)/ros.txt .ci/fix_ros_wheels.py setup.py
 	$(PYTHON) -m venv $(if $(ROS_DISTRO),--system-site-packages) $(VENV)

@@ -16,21 +16,21 @@ pytestmark = pytest.mark.ros
 rclpy = pytest.importorskip("rclpy", reason="plays bags through ROS 2")
 pytest.importorskip("rosbags", reason="makes bags through rosbags")
 
-from rclpy.executors import SingleThreadedExecutor  # noqa: E402
-from rclpy.qos import (DurabilityPolicy, HistoryPolicy, QoSProfile,  # noqa: E402
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.qos import (DurabilityPolicy, HistoryPolicy, QoSProfile,
                        ReliabilityPolicy)
-from rclpy.serialization import deserialize_message  # noqa: E402
-from rosbags.interfaces import (Qos, QosDurability, QosHistory, QosLiveliness,  # noqa: E402
+from rclpy.serialization import deserialize_message
+from rosbags.interfaces import (Qos, QosDurability, QosHistory, QosLiveliness,
                                 QosReliability, QosTime)
-from rosbags.rosbag1 import Writer as Ros1Writer  # noqa: E402
-from rosbags.rosbag2 import StoragePlugin, Writer  # noqa: E402
-from rosbags.typesys import Stores, get_types_from_msg, get_typestore  # noqa: E402
-from rosgraph_msgs.msg import Clock  # noqa: E402
+from rosbags.rosbag1 import Writer as Ros1Writer
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+from rosgraph_msgs.msg import Clock
 
-import reasoning_planner  # noqa: E402
-from reasoning_planner import bag_player  # noqa: E402
-from reasoning_planner.bags import QosProfile, Topic, open_bag  # noqa: E402
-from reasoning_planner.errors import ConfigError  # noqa: E402
+import reasoning_planner
+from reasoning_planner import bag_player
+from reasoning_planner.bags import QosProfile, Topic, open_bag
+from reasoning_planner.errors import ConfigError
 
 # Two runs on one host must not hear each other. Above 101, Linux may lend DDS's ports to others.
 DOMAIN = 2 + os.getpid() % 99

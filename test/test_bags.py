@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 rosbag2 = pytest.importorskip("rosbags.rosbag2", reason="reads bags through rosbags")
-from rosbags.interfaces import (Qos, QosDurability, QosHistory, QosLiveliness,  # noqa: E402
+from rosbags.interfaces import (Qos, QosDurability, QosHistory, QosLiveliness,
                                 QosReliability, QosTime)
-from rosbags.rosbag1 import Writer as Ros1Writer  # noqa: E402
-from rosbags.rosbag2 import (CompressionFormat, CompressionMode, StoragePlugin,  # noqa: E402
+from rosbags.rosbag1 import Writer as Ros1Writer
+from rosbags.rosbag2 import (CompressionFormat, CompressionMode, StoragePlugin,
                              Writer)
-from rosbags.typesys import Stores, get_typestore  # noqa: E402
+from rosbags.typesys import Stores, get_typestore
 
-from reasoning_planner.bags import QosProfile, open_bag  # noqa: E402
-from reasoning_planner.errors import DataError  # noqa: E402
+from reasoning_planner.bags import QosProfile, open_bag
+from reasoning_planner.errors import DataError
 
 START_NS = 1_700_000_000 * 10**9
 STEP_NS = 10_000_000

@@ -8,7 +8,7 @@ import pytest
 
 cv2 = pytest.importorskip("cv2")
 
-from reasoning_planner.evaluation import drawing  # noqa: E402
+from reasoning_planner.evaluation import drawing
 
 # 100 px focal length, centre (160, 60); 1.5 m above the ground, 1 m ahead of the base, level.
 CAMERA = drawing.Camera(

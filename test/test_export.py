@@ -15,17 +15,17 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("torch")
 
-from reasoning_planner.errors import ModelError  # noqa: E402
-from reasoning_planner.export import to_onnx  # noqa: E402
-from reasoning_planner.export.decoder_graph import decoder_graph  # noqa: E402
-from reasoning_planner.export.expert_graph import expert_graph  # noqa: E402
-from reasoning_planner.export.graph_builder import StoredWeights  # noqa: E402
-from reasoning_planner.export.vision_graph import vision_graph  # noqa: E402
-from reasoning_planner.models.checkpoint_keys import expected_tensors  # noqa: E402
-from reasoning_planner.models.config import preset  # noqa: E402
-from reasoning_planner.runtimes.manifest import Manifest, load_config  # noqa: E402
-from reasoning_planner.training.safetensors_stream import StoredTensor, read_header  # noqa: E402
-from tiny_checkpoint import tiny_config, write_checkpoint  # noqa: E402
+from reasoning_planner.errors import ModelError
+from reasoning_planner.export import to_onnx
+from reasoning_planner.export.decoder_graph import decoder_graph
+from reasoning_planner.export.expert_graph import expert_graph
+from reasoning_planner.export.graph_builder import StoredWeights
+from reasoning_planner.export.vision_graph import vision_graph
+from reasoning_planner.models.checkpoint_keys import expected_tensors
+from reasoning_planner.models.config import preset
+from reasoning_planner.runtimes.manifest import Manifest, load_config
+from reasoning_planner.training.safetensors_stream import StoredTensor, read_header
+from tiny_checkpoint import tiny_config, write_checkpoint
 
 GRAPHS = ("vision", "decoder", "expert")
 

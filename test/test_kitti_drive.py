@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("rosbags", reason="writes a bag through rosbags")
 
-from reasoning_planner.bags import QosProfile, open_bag  # noqa: E402
-from reasoning_planner.evaluation import kitti_drive  # noqa: E402
-from reasoning_planner.perception.frames import (matrix_from_quaternion,  # noqa: E402
+from reasoning_planner.bags import QosProfile, open_bag
+from reasoning_planner.evaluation import kitti_drive
+from reasoning_planner.perception.frames import (matrix_from_quaternion,
                                                  rotation_from_vector, transform)
 
 CLIP = Path(__file__).parent / "data" / "kitti_right_turn"

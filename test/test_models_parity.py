@@ -5,13 +5,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the reference models are PyTorch")
 qwen3_vl = pytest.importorskip("transformers.models.qwen3_vl.modeling_qwen3_vl",
                                reason="transformers with Qwen3-VL is the oracle here")
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig  # noqa: E402
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 
-from reasoning_planner.models import rope  # noqa: E402
-from reasoning_planner.models.config import (  # noqa: E402
+from reasoning_planner.models import rope
+from reasoning_planner.models.config import (
     ExpertConfig, FlowConfig, ModelConfig, TextConfig, TokenConfig, VisionConfig)
-from reasoning_planner.models.target import Target  # noqa: E402
-from reasoning_planner.models.vision import image_patches  # noqa: E402
+from reasoning_planner.models.target import Target
+from reasoning_planner.models.vision import image_patches
 
 TOLERANCE = 1e-4
 

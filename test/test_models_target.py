@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the reference models are PyTorch")
 
-from reasoning_planner.models import flow, masks, rope  # noqa: E402
-from reasoning_planner.models.config import (  # noqa: E402
+from reasoning_planner.models import flow, masks, rope
+from reasoning_planner.models.config import (
     ExpertConfig, FlowConfig, ModelConfig, TextConfig, TokenConfig, VisionConfig, preset)
-from reasoning_planner.models.kv_cache import KVCache, PrefixAttention  # noqa: E402
-from reasoning_planner.models.target import Target, count_parameters, is_constant  # noqa: E402
-from reasoning_planner.models.vision import image_patches  # noqa: E402
+from reasoning_planner.models.kv_cache import KVCache, PrefixAttention
+from reasoning_planner.models.target import Target, count_parameters, is_constant
+from reasoning_planner.models.vision import image_patches
 
 TOLERANCE = 1e-4
 MIB = 2 ** 20

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2: make ros")
 pytest.importorskip("reasoning_planner.msg", reason="needs the built workspace: make ros")
 
-from ros_harness import (SPEED_MPS, START_NS, STEP_NS, Vehicle, domain_id, end,  # noqa: E402
+from ros_harness import (SPEED_MPS, START_NS, STEP_NS, Vehicle, domain_id, end,
                          nanoseconds, start_node)
 
-from reasoning_planner.msg import PlannedTrajectory, PlannerStatus, ReasoningTrace  # noqa: E402
+from reasoning_planner.msg import PlannedTrajectory, PlannerStatus, ReasoningTrace
 
 pytestmark = pytest.mark.ros
 

@@ -8,11 +8,11 @@ pytest.importorskip("torch", reason="torch writes the random weights")
 pytest.importorskip("onnx", reason="onnx writes the graphs")
 pytest.importorskip("onnxruntime", reason="runs the graphs")
 
-from ros_harness import Vehicle, domain_id, end, start_node  # noqa: E402
-from tiny_checkpoint import tiny_config, write_checkpoint  # noqa: E402
+from ros_harness import Vehicle, domain_id, end, start_node
+from tiny_checkpoint import tiny_config, write_checkpoint
 
-from reasoning_planner.export.to_onnx import export  # noqa: E402
-from reasoning_planner.msg import PlannedTrajectory, ReasoningTrace  # noqa: E402
+from reasoning_planner.export.to_onnx import export
+from reasoning_planner.msg import PlannedTrajectory, ReasoningTrace
 
 pytestmark = pytest.mark.ros
 

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("jinja2")
 cv2 = pytest.importorskip("cv2")
 
-from reasoning_planner.errors import DataError  # noqa: E402
-from reasoning_planner.evaluation import kitti_drive, report  # noqa: E402
-from reasoning_planner.evaluation.records import (STAGES, PlanRecord, StatusRecord,  # noqa: E402
+from reasoning_planner.errors import DataError
+from reasoning_planner.evaluation import kitti_drive, report
+from reasoning_planner.evaluation.records import (STAGES, PlanRecord, StatusRecord,
                                                   append_record, write_records)
 
 STEP = 100_000_000

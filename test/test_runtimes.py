@@ -13,19 +13,19 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from reasoning_planner.actions.unicycle import (controls_to_path,  # noqa: E402
+from reasoning_planner.actions.unicycle import (controls_to_path,
                                                 denormalise_controls)
-from reasoning_planner.errors import ModelError  # noqa: E402
-from reasoning_planner.export.to_onnx import export  # noqa: E402
-from reasoning_planner.models import rope  # noqa: E402
-from reasoning_planner.models.config import preset  # noqa: E402
-from reasoning_planner.runtimes import positions  # noqa: E402
-from reasoning_planner.runtimes.base import default_capacity, tree_visibility  # noqa: E402
-from reasoning_planner.runtimes.factory import create_runtime  # noqa: E402
-from reasoning_planner.runtimes.manifest import MANIFEST_NAME  # noqa: E402
-from reasoning_planner.tokenization.prompt import build_prompt  # noqa: E402
-from reasoning_planner.tokenization.text_tokenizer import TextTokenizer  # noqa: E402
-from tiny_checkpoint import tiny_config, write_checkpoint  # noqa: E402
+from reasoning_planner.errors import ModelError
+from reasoning_planner.export.to_onnx import export
+from reasoning_planner.models import rope
+from reasoning_planner.models.config import preset
+from reasoning_planner.runtimes import positions
+from reasoning_planner.runtimes.base import default_capacity, tree_visibility
+from reasoning_planner.runtimes.factory import create_runtime
+from reasoning_planner.runtimes.manifest import MANIFEST_NAME
+from reasoning_planner.tokenization.prompt import build_prompt
+from reasoning_planner.tokenization.text_tokenizer import TextTokenizer
+from tiny_checkpoint import tiny_config, write_checkpoint
 
 TOLERANCE = 1e-4
 LAYERS = (0, 1, 3)

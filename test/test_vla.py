@@ -12,21 +12,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from reasoning_planner import vla  # noqa: E402
-from reasoning_planner.config import PlannerConfig  # noqa: E402
-from reasoning_planner.datatypes import (STEP_NS, CameraFrame, Deadline, EgoHistory,  # noqa: E402
+from reasoning_planner import vla
+from reasoning_planner.config import PlannerConfig
+from reasoning_planner.datatypes import (STEP_NS, CameraFrame, Deadline, EgoHistory,
                                          Observation, PlanStatus, Reason, Refusal, TokenOrigin)
-from reasoning_planner.errors import ConfigError, ModelError  # noqa: E402
-from reasoning_planner.export.to_onnx import export  # noqa: E402
-from reasoning_planner.perception.images import resize_for_model  # noqa: E402
-from reasoning_planner.planner import ModelResult, Planner  # noqa: E402
-from reasoning_planner.runtimes.base import Step  # noqa: E402
-from reasoning_planner.runtimes.factory import create_runtime  # noqa: E402
-from reasoning_planner.tokenization.prompt import build_prompt  # noqa: E402
-from reasoning_planner.tokenization.text_tokenizer import train_text_tokenizer  # noqa: E402
-from reasoning_planner.tokenization.trajectory_tokenizer import (  # noqa: E402
+from reasoning_planner.errors import ConfigError, ModelError
+from reasoning_planner.export.to_onnx import export
+from reasoning_planner.perception.images import resize_for_model
+from reasoning_planner.planner import ModelResult, Planner
+from reasoning_planner.runtimes.base import Step
+from reasoning_planner.runtimes.factory import create_runtime
+from reasoning_planner.tokenization.prompt import build_prompt
+from reasoning_planner.tokenization.text_tokenizer import train_text_tokenizer
+from reasoning_planner.tokenization.trajectory_tokenizer import (
     DeltaTrajectoryTokenizer)
-from tiny_checkpoint import WORDS, tiny_config, tiny_tokenizer, write_checkpoint  # noqa: E402
+from tiny_checkpoint import WORDS, tiny_config, tiny_tokenizer, write_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 T0 = 5_000_000_000

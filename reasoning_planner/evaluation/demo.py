@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder of the drive's frames and poses")
     parser.add_argument("--params", type=Path, default=Path("config/planner.param.yaml"),
                         help="parameter file of the node")
+    parser.add_argument("--checkpoint", type=Path, default=None,
+                        help="folder of a model with its graphs (default: the kinematic planner)")
+    parser.add_argument("--deadline", type=float, default=None,
+                        help="seconds one cycle may plan (default: as in the parameter file)")
     parser.add_argument("--rate", type=float, default=1.0, help="playing speed, 1 is real time")
     parser.add_argument("--timeout", type=float, default=120.0,
                         help="seconds after which the run counts as hung")
@@ -82,8 +86,7 @@ def play_through_node(bag: Path, records: Path, args: argparse.Namespace) -> Non
     with ExitStack() as stack:
         environment = _environment()
         node = stack.enter_context(_process(
-            "planner_node", inputs, {"use_sim_time": True, "cameras.compressed": True},
-            environment, args.params))
+            "planner_node", inputs, _node_parameters(args), environment, args.params))
         recorder = stack.enter_context(_process(
             "plan_recorder", outputs, {"records": str(records)}, environment))
         player = stack.enter_context(_process(
@@ -95,6 +98,15 @@ def play_through_node(bag: Path, records: Path, args: argparse.Namespace) -> Non
         for process, name in ((node, "planner_node"), (recorder, "plan_recorder")):
             process.send_signal(signal.SIGINT)
             _wait(process, name, 20.0)
+
+
+def _node_parameters(args: argparse.Namespace) -> dict[str, object]:
+    parameters: dict[str, object] = {"use_sim_time": True, "cameras.compressed": True}
+    if args.checkpoint is not None:
+        parameters["model.checkpoint"] = str(args.checkpoint.resolve())
+    if args.deadline is not None:
+        parameters["deadline_s"] = args.deadline
+    return parameters
 
 
 def _environment() -> dict[str, str]:

@@ -347,8 +347,10 @@ def nano(text_vocab_size: int = 1000) -> ModelConfig:
         depth=4, hidden_size=160, num_heads=4, intermediate_size=480, out_hidden_size=128,
         num_position_embeddings=64, deepstack_indexes=(0, 1, 2), image_height=64,
         image_width=128)
+    # Frequencies up to 100 take a small expert thousands of steps to read a number from: after
+    # 150 steps the identity is fitted to 0.93 of its variance with them, to 0.01 with 1 .. 2.
     expert = ExpertConfig(hidden_size=128, intermediate_size=256, num_heads=4,
-                          projector_hidden_size=128)
+                          projector_hidden_size=128, max_fourier_frequency=2.0)
     return ModelConfig("nano", text, vision, expert, FlowConfig(), tokens)
 
 
