@@ -144,12 +144,13 @@ class PlannerConfig:
 class ModelSettings:
     """Which model plans, and how it is asked; without a checkpoint the kinematic planner does."""
 
-    checkpoint: str = ""                # directory; empty: no model
+    checkpoint: str = ""                # directory or the name of a shipped one; empty: no model
     runtime: str = "ort"                # ort or torch
     threads: int = 1                    # of the engine, 0: its own choice
     camera_slots: tuple[int, ...] = (0, 1, 2, 3)    # slot of each camera the model knows, or -1
     max_new_tokens: int = 64            # of reasoning
     expert_steps: int = 0               # Euler steps of the action expert, 0: the checkpoint's
+    noise_scale: float = 1.0            # of the noise a plan starts from, 0: its mean
     prompt_version: str = "alpamayo-r1"
 
     def __post_init__(self) -> None:
@@ -158,6 +159,7 @@ class ModelSettings:
         _between(problems, "model.threads", self.threads, 0, 256)
         _between(problems, "model.max_new_tokens", self.max_new_tokens, 1, 1024)
         _between(problems, "model.expert_steps", self.expert_steps, 0, 100)
+        _between(problems, "model.noise_scale", self.noise_scale, 0.0, 10.0)
         _one_of(problems, "model.prompt_version", self.prompt_version,
                 ("alpamayo-r1", "alpamayo-1.5"))
         if len(self.camera_slots) != 4 or not all(-1 <= slot < 8 for slot in self.camera_slots):

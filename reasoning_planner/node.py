@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from pathlib import Path
 from typing import Any, Callable, Sequence
 
 import rclpy
@@ -417,11 +416,12 @@ def load_model(settings: ModelSettings, report: Callable[[str], Any]) -> Model |
     try:
         from .vla import VlaConfig, VlaModel    # the kinematic planner needs none of its libraries
 
-        return VlaModel.load(
-            Path(settings.checkpoint),
-            VlaConfig(prompt_version=settings.prompt_version, camera_slots=settings.camera_slots,
-                      max_new_tokens=settings.max_new_tokens, expert_steps=settings.expert_steps),
-            runtime=settings.runtime, threads=settings.threads)
+        asked = VlaConfig(
+            prompt_version=settings.prompt_version, camera_slots=settings.camera_slots,
+            max_new_tokens=settings.max_new_tokens, expert_steps=settings.expert_steps,
+            noise_scale=settings.noise_scale)
+        return VlaModel.load(settings.checkpoint, asked, runtime=settings.runtime,
+                             threads=settings.threads)
     except (PlannerError, ImportError) as error:
         report(f"no model, the kinematic planner plans: {error}")
         return AbsentModel(str(error))

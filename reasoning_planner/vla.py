@@ -27,6 +27,7 @@ from .tokenization.prompt import (ALPAMAYO_15, ALPAMAYO_R1, DEFAULT_CAMERA_IDS, 
 from .tokenization.text_tokenizer import TextTokenizer
 from .tokenization.trajectory_tokenizer import DeltaTrajectoryTokenizer
 
+SHIPPED = Path(__file__).resolve().parent / "checkpoints"
 NO_CAMERA = -1
 KEPT_FRAMES_NS = 1_000_000_000      # features older than this against t0 are forgotten
 
@@ -41,6 +42,7 @@ class VlaConfig:
     max_new_tokens: int = 64            # of reasoning; 99 % of real ones have 39 or fewer
     expert_steps: int = 0               # Euler steps; 0: as the checkpoint says
     noise_seed: int = 0                 # with t0, decides the expert's noise
+    noise_scale: float = 1.0            # of that noise; 0: the flow starts from its mean
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -53,12 +55,18 @@ class VlaConfig:
             problems.append(f"camera_slots: given {self.camera_slots}, expected "
                             f"{len(DEFAULT_CAMERA_IDS)} different slots, -1 for a missing camera")
         for name, low, high in (("max_new_tokens", 1, 1024), ("expert_steps", 0, 100),
-                                ("noise_seed", 0, 2**63)):
+                                ("noise_seed", 0, 2**63), ("noise_scale", 0.0, 10.0)):
             value = getattr(self, name)
             if not low <= value <= high:
                 problems.append(f"{name}: given {value}, expected {low} <= value <= {high}")
         if problems:
             raise ConfigError(problems)
+
+
+def checkpoint_directory(name: str | Path) -> Path:
+    """A folder, or the name of a checkpoint that comes with the package, such as "nano"."""
+    shipped = SHIPPED / name
+    return shipped if shipped.parent == SHIPPED and shipped.is_dir() else Path(name)
 
 
 class FrameFeatures:
@@ -158,16 +166,17 @@ class VlaModel:
         self._history = DeltaTrajectoryTokenizer(tokenizer.special)
 
     @classmethod
-    def load(cls, checkpoint: Path, config: VlaConfig = VlaConfig(), *, runtime: str = "ort",
+    def load(cls, checkpoint: str | Path, config: VlaConfig = VlaConfig(), *, runtime: str = "ort",
              graphs: Path | None = None, threads: int = 0) -> VlaModel:
-        """Load a checkpoint directory.
+        """Load a checkpoint directory, or one that comes with the package by its name.
 
         Raises:
             ModelError, DataError: a file is missing, damaged or foreign.
             MissingDependencyError: the runtime's engine is not installed.
         """
-        tokenizer = TextTokenizer.load(Path(checkpoint) / "tokenizer.json")
-        engine = create_runtime(runtime, Path(checkpoint), graphs=graphs, threads=threads)
+        checkpoint = checkpoint_directory(checkpoint)
+        tokenizer = TextTokenizer.load(checkpoint / "tokenizer.json")
+        engine = create_runtime(runtime, checkpoint, graphs=graphs, threads=threads)
         return cls(engine, tokenizer, config)
 
     def plan_trajectory(self, observation: Observation,
@@ -224,6 +233,7 @@ class VlaModel:
         flow = self._runtime.config.flow
         generator = np.random.default_rng((self.config.noise_seed, observation.stamp_ns))
         noise = generator.standard_normal((flow.num_waypoints, flow.action_size), np.float32)
+        noise *= np.float32(self.config.noise_scale)
         controls = self._runtime.act(noise, self.config.expert_steps or None)
         if not np.isfinite(controls).all():
             return Refusal(Reason.PLAN_NAN, f"{int((~np.isfinite(controls)).sum())} of "
