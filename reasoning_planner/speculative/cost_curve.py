@@ -1,0 +1,70 @@
+"""What a target pass over k tokens costs on the engine at hand: measured, then interpolated."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..runtimes.base import Runtime
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """T(k), milliseconds of a pass over k tokens; straight between the measured sizes.
+
+    Attributes:
+        sizes: tokens of a pass, ascending.
+        cost_ms: of each.
+        round_ms: what a round costs besides its pass: drafting, accepting, the loop.
+    """
+
+    sizes: tuple[int, ...] = (1, 8, 16)
+    cost_ms: tuple[float, ...] = (1.0, 1.9, 2.7)    # 2 CPU cores, in units of T(1)
+    round_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not (self.sizes and self.sizes[0] >= 1 and list(self.sizes) == sorted(set(self.sizes))):
+            problems.append(f"sizes: given {self.sizes}, expected ascending sizes from 1")
+        if len(self.cost_ms) != len(self.sizes) or not all(ms > 0.0 for ms in self.cost_ms):
+            problems.append(f"cost_ms: given {self.cost_ms}, expected {len(self.sizes)} "
+                            f"positive times")
+        if not self.round_ms >= 0.0:
+            problems.append(f"round_ms: given {self.round_ms}, expected 0 or more")
+        if problems:
+            raise ConfigError(problems)
+
+    def round_costs(self, largest: int) -> np.ndarray:
+        """(largest,) float64, milliseconds of a round whose pass is over 1 .. largest tokens."""
+        wanted = np.arange(1, largest + 1)
+        costs = np.interp(wanted, self.sizes, self.cost_ms)
+        if len(self.sizes) > 1:
+            slope = ((self.cost_ms[-1] - self.cost_ms[-2]) / (self.sizes[-1] - self.sizes[-2]))
+            costs += max(slope, 0.0) * np.maximum(wanted - self.sizes[-1], 0)
+        return costs + self.round_ms
+
+
+def measure_cost_curve(runtime: Runtime, sizes: Sequence[int] = (1, 2, 4, 8, 16), repeats: int = 9,
+                       round_ms: float = 0.0) -> CostCurve:
+    """Time passes behind whatever is cached; the cache is as before.
+
+    Args:
+        runtime: with a prompt of the usual length read, and room for the largest size.
+        repeats: passes of each size after one to warm up; their median counts.
+    Raises:
+        ModelError: the cache has no room.
+    """
+    medians = []
+    for size in sizes:
+        times = []
+        for _ in range(repeats + 1):
+            length, started_s = runtime.length, time.perf_counter()
+            runtime.extend(np.zeros(size, np.int64))
+            runtime.crop(length)
+            times.append(time.perf_counter() - started_s)
+        medians.append(1e3 * float(np.median(times[1:])))
+    return CostCurve(tuple(sizes), tuple(medians), round_ms)

@@ -1,0 +1,71 @@
+"""Proposers by name: what a configuration may ask for.
+
+A new proposer is a file and a line of PROPOSERS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable
+
+from ..errors import ConfigError
+from .corpus_proposer import CorpusConfig, CorpusProposer, SuffixTrie, load_corpus
+from .cost_curve import CostCurve
+from .merging_proposer import MergingProposer
+from .proposer import NoProposer, Proposer
+from .temporal_proposer import TemporalProposer
+
+
+@dataclass(frozen=True)
+class ProposerConfig:
+    """Which proposers draft, and how far."""
+
+    names: tuple[str, ...] = ("corpus", "temporal")     # several are merged, the better first
+    corpus: str = ""                    # file of `save_corpus`
+    corpus_order: int = 8               # longest stretch of text looked up
+    num_speculative_tokens: int = 7     # deepest draft
+    max_nodes: int = 7                  # draft tokens of one proposer's tree
+    branches: int = 1                   # continuations behind each token; 1: a chain
+    costs: CostCurve = field(default_factory=CostCurve)     # of the engine at hand
+
+    def __post_init__(self) -> None:
+        problems = [f"names: given {name!r}, expected some of {', '.join(PROPOSERS)}"
+                    for name in self.names if name not in PROPOSERS]
+        if not self.names:
+            problems.append("names: given none, expected \"none\" for target-only decoding")
+        if "corpus" in self.names and not self.corpus:
+            problems.append("corpus: given none, expected a file")
+        if not 1 <= self.corpus_order <= 64:
+            problems.append(f"corpus_order: given {self.corpus_order}, expected 1 .. 64")
+        if problems:
+            raise ConfigError(problems)
+
+
+def _corpus(config: ProposerConfig) -> CorpusProposer:
+    trie = SuffixTrie(load_corpus(Path(config.corpus)), config.corpus_order)
+    return CorpusProposer(trie, CorpusConfig(config.num_speculative_tokens, config.max_nodes,
+                                             config.branches))
+
+
+def _temporal(config: ProposerConfig) -> TemporalProposer:
+    return TemporalProposer(config.num_speculative_tokens)
+
+
+PROPOSERS: dict[str, Callable[[ProposerConfig], Proposer]] = {
+    "none": lambda config: NoProposer(),
+    "corpus": _corpus,
+    "temporal": _temporal,
+}
+
+
+def create_proposer(config: ProposerConfig) -> Proposer:
+    """The proposer a configuration names; several names make one that merges them.
+
+    Raises:
+        ConfigError, DataError: a value is out of range, a file missing or damaged.
+    """
+    proposers = [PROPOSERS[name](config) for name in config.names]
+    if len(proposers) == 1:
+        return proposers[0]
+    return MergingProposer(proposers, config.costs)
