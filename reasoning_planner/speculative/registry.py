@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Callable
 
 from ..errors import ConfigError
+from ..runtimes.draft_factory import create_draft
+from .block_draft_proposer import BlockDraftConfig, BlockDraftProposer
 from .corpus_proposer import CorpusConfig, CorpusProposer, SuffixTrie, load_corpus
 from .cost_curve import CostCurve
 from .merging_proposer import MergingProposer
@@ -23,6 +25,9 @@ class ProposerConfig:
 
     names: tuple[str, ...] = ("corpus", "temporal")     # several are merged, the better first
     corpus: str = ""                    # file of `save_corpus`
+    draft: str = ""                     # release of train-draft
+    checkpoint: str = ""                # the target it was trained on
+    draft_runtime: str = "ort"
     corpus_order: int = 8               # longest stretch of text looked up
     num_speculative_tokens: int = 7     # deepest draft
     max_nodes: int = 7                  # draft tokens of one proposer's tree
@@ -36,6 +41,8 @@ class ProposerConfig:
             problems.append("names: given none, expected \"none\" for target-only decoding")
         if "corpus" in self.names and not self.corpus:
             problems.append("corpus: given none, expected a file")
+        if "flat_rope" in self.names and not (self.draft and self.checkpoint):
+            problems.append("draft, checkpoint: given none, expected two folders")
         if not 1 <= self.corpus_order <= 64:
             problems.append(f"corpus_order: given {self.corpus_order}, expected 1 .. 64")
         if problems:
@@ -52,10 +59,16 @@ def _temporal(config: ProposerConfig) -> TemporalProposer:
     return TemporalProposer(config.num_speculative_tokens)
 
 
+def _flat_rope(config: ProposerConfig) -> BlockDraftProposer:
+    draft = create_draft(config.draft_runtime, Path(config.draft), Path(config.checkpoint))
+    return BlockDraftProposer(draft, BlockDraftConfig(config.num_speculative_tokens))
+
+
 PROPOSERS: dict[str, Callable[[ProposerConfig], Proposer]] = {
     "none": lambda config: NoProposer(),
     "corpus": _corpus,
     "temporal": _temporal,
+    "flat_rope": _flat_rope,
 }
 
 

@@ -1,0 +1,349 @@
+"""Train a block draft for a frozen target: distillation on the target's own greedy texts.
+
+First the target writes a text for every sample of the world, and the hidden states that the draft
+reads are kept on disk (OUT/rollouts); then the draft learns to write the same. FlatRoPE is
+--rope flat; --rope and --context are the switches that it is compared by.
+
+Interrupt it, or give --minutes: it saves, and --resume goes on with the same next step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from ..errors import DataError
+from ..models import rope
+from ..models.draft import Draft, blocks_mask
+from ..models.draft_config import CONTEXTS, ROPES, DraftConfig
+from ..models.draft_positions import (history_tokens, kept_in_context, place_prompt,
+                                      visible_context, visual_tokens)
+from ..models.draft_release import save_draft
+from ..models.target import Target
+from ..runtimes.manifest import sha256_of
+from ..vla import checkpoint_directory
+from .checkpoint import load_release, load_state, save_state
+from .dataset import PromptLayout, ShardStore, data_version, render_shards
+from .draft_losses import accepted_counts, count_rounds, draft_loss
+from .provenance import git_commit
+from .rollouts import (Blocks, Rollouts, RolloutStore, make_rollouts, num_shards, write_rollouts)
+from .train_target import StopRequest, learning_rate, step_seed, validation_shard
+from .validation import MAX_NEW_TOKENS
+
+SAVE_EVERY_S = 240.0
+VALIDATION_ROWS = 8
+
+
+@dataclass(frozen=True)
+class DraftSchedule:
+    """Steps, rates and the loss.
+
+    Attributes:
+        rows: texts a step; blocks: places in each that a draft begins at, drawn anew.
+        gamma: of the weights exp(-(j - 1) / gamma) of the drafted places j.
+        total_variation: weight of that term; 0 leaves it out.
+    """
+
+    steps: int = 3000
+    rate: float = 1e-3
+    rows: int = 16
+    blocks: int = 8
+    gamma: float = 3.0
+    total_variation: float = 0.0
+    warmup: int = 50
+    weight_decay: float = 0.02
+    clip_norm: float = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--checkpoint", default="nano",
+                        help="the target: folder of a release of train-target, or the name of one "
+                        "that comes with the package (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("out/draft"),
+                        help="folder of rollouts, state, log and release (default %(default)s)")
+    parser.add_argument("--data", type=Path, default=None,
+                        help="folder of the rendered shards (default OUT/data)")
+    parser.add_argument("--rollouts", type=Path, default=None,
+                        help="folder of the target's texts (default OUT/rollouts)")
+    parser.add_argument("--shards", type=int, default=10,
+                        help="shards of 500 samples (default %(default)s)")
+    parser.add_argument("--layers", type=int, default=2, help="of the draft (default %(default)s)")
+    parser.add_argument("--block-length", type=int, default=8,
+                        help="the last committed token and the drafted ones (default %(default)s)")
+    parser.add_argument("--rope", choices=ROPES, default="flat", help="(default %(default)s)")
+    parser.add_argument("--context", choices=CONTEXTS, default="full",
+                        help="what the draft sees of the prompt (default %(default)s)")
+    parser.add_argument("--context-k", type=int, default=64, metavar="K",
+                        help="tokens that --context last_k sees (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=DraftSchedule.steps)
+    parser.add_argument("--rate", type=float, default=DraftSchedule.rate, help="peak")
+    parser.add_argument("--rows", type=int, default=DraftSchedule.rows, help="texts a step")
+    parser.add_argument("--blocks", type=int, default=DraftSchedule.blocks,
+                        help="drafts a text and step")
+    parser.add_argument("--gamma", type=float, default=DraftSchedule.gamma,
+                        help="weights exp(-(j - 1) / gamma) (default %(default)s)")
+    parser.add_argument("--total-variation", type=float, default=0.0, metavar="WEIGHT",
+                        help="of the total variation term (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything drawn")
+    parser.add_argument("--minutes", type=float, default=math.inf,
+                        help="save and stop cleanly after so long")
+    parser.add_argument("--resume", action="store_true", help="go on from OUT/state.pt")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--validate-every", type=int, default=250, metavar="STEPS")
+    parser.add_argument("--validate-scenes", type=int, default=64, metavar="N")
+
+
+class Sequences:
+    """Positions and visibility that all prompts of one layout share, as a draft has them."""
+
+    def __init__(self, draft: Draft, target: Target, input_ids: np.ndarray):
+        config, model = draft.config, target.config
+        is_visual = visual_tokens(input_ids, model.tokens)
+        count = int(is_visual.sum()) // model.vision.tokens_per_image
+        mrope, delta = rope.mrope_position_ids(torch.from_numpy(is_visual)[None],
+                                               [model.vision.merged_grid] * count)
+        self._draft = draft
+        self._positions = place_prompt(config.rope, is_visual, mrope[:, 0].numpy(), int(delta))
+        self._kept = kept_in_context(config, is_visual, history_tokens(input_ids, model.tokens))
+
+    def hidden(self, blocks: Blocks) -> torch.Tensor:
+        """(B, A, M, hidden): the draft over many blocks in one differentiable pass."""
+        draft, length = self._draft, blocks.states.shape[1]
+        context = torch.from_numpy(self._positions.of(0, length))[:, None]      # (3, 1, n)
+        kv = draft.context_kv(blocks.states, *draft.cos_sin(context))
+        steps = blocks.anchors[..., None] + np.arange(draft.config.block_length)
+        inside = torch.from_numpy(steps.reshape(len(steps), -1) + self._positions.delta)
+        visible = visible_context(draft.config, self._kept, blocks.anchors, length)
+        mask = blocks_mask(torch.from_numpy(visible), draft.config.block_length)
+        return draft.block_hidden(blocks.last_ids, kv, *draft.cos_sin(inside), mask)
+
+
+class DraftTrainer:
+    """Draft, optimiser and place in the schedule; its state dict is all a later process needs."""
+
+    def __init__(self, config: DraftConfig, target: Target, input_ids: np.ndarray,
+                 schedule: DraftSchedule, store: RolloutStore, seed: int):
+        """
+        Args:
+            target: frozen, lends embedding and lm_head.
+            input_ids: (L,) int64, any prompt of the rollouts' layout.
+        """
+        self.config, self.schedule, self.store, self.seed = config, schedule, store, seed
+        self.step = 0
+        target.requires_grad_(False)
+        self.draft = Draft(config, target)
+        self.draft.initialise(seed)
+        self._sequences = Sequences(self.draft, target, input_ids)
+        self.optimiser = self._new_optimiser()
+
+    def _new_optimiser(self) -> torch.optim.AdamW:
+        groups: dict[bool, list[nn.Parameter]] = {}
+        for parameter in self.draft.parameters():
+            groups.setdefault(parameter.dim() > 1, []).append(parameter)
+        return torch.optim.AdamW(
+            [{"params": parameters, "weight_decay": self.schedule.weight_decay * decayed}
+             for decayed, parameters in groups.items()],
+            lr=self.schedule.rate, betas=(0.9, 0.98))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain values and tensors."""
+        return {"draft": self.draft.state_dict(), "optimiser": self.optimiser.state_dict(),
+                "step": self.step, "seed": self.seed, "config": self.config.to_dict(),
+                "schedule": dataclasses.asdict(self.schedule)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` was made; the schedule stays this trainer's own.
+
+        Raises:
+            DataError: it is of another draft or target.
+        """
+        if state["config"] != self.config.to_dict():
+            raise DataError(f"training state: given a draft {state['config']}, expected "
+                            f"{self.config.to_dict()}")
+        self.step, self.seed = state["step"], state["seed"]
+        self.draft.load_state_dict(state["draft"])
+        self.optimiser.load_state_dict(state["optimiser"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.step >= self.schedule.steps
+
+    def train_step(self) -> dict[str, float]:
+        """One step; returns what it measured."""
+        schedule = self.schedule
+        rng = step_seed(self.seed, 0, self.step)
+        indexes = rng.integers(len(self.store), size=schedule.rows)
+        last = np.maximum(self.store.lengths(indexes) - 1, 1)
+        starts = rng.integers(0, last[:, None], size=(schedule.rows, schedule.blocks))
+        blocks = self.store.blocks(indexes, starts, self.config.block_length - 1)
+        self.draft.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        found = draft_loss(self.draft, self._sequences.hidden(blocks), blocks.labels,
+                           blocks.valid, blocks.before if schedule.total_variation else None,
+                           schedule.gamma)
+        loss = found.cross_entropy + schedule.total_variation * found.total_variation
+        loss.backward()
+        norm = float(nn.utils.clip_grad_norm_(self.draft.parameters(), schedule.clip_norm))
+        share = learning_rate(self.step, schedule.steps, schedule.warmup)
+        for group in self.optimiser.param_groups:
+            group["lr"] = schedule.rate * share
+        if math.isfinite(norm):
+            self.optimiser.step()
+        self.step += 1
+        return {"loss": float(loss.detach()), "cross_entropy": float(found.cross_entropy.detach()),
+                "total_variation": float(found.total_variation.detach()), "right": found.right,
+                "grad_norm": norm}
+
+    @torch.no_grad()
+    def validate(self, rollouts: Rollouts) -> dict[str, float]:
+        """Acceptance on held-out texts, greedy.
+
+        Returns:
+            tokens_per_pass: tau, the bonus token counted, the prefill's token not;
+            rounds: mean verification passes a text; first_right: share of first drafted tokens
+            that are accepted, over all places of all texts.
+        """
+        self.draft.eval()
+        store = RolloutStore([rollouts])
+        tokens = rounds = first = places = 0
+        for begin in range(0, len(store), VALIDATION_ROWS):
+            indexes = range(begin, min(begin + VALIDATION_ROWS, len(store)))
+            starts = np.tile(np.arange(MAX_NEW_TOKENS - 1), (len(indexes), 1))
+            blocks = store.blocks(indexes, starts, self.config.block_length - 1)
+            accepted = accepted_counts(self.draft, self._sequences.hidden(blocks), blocks.labels,
+                                       blocks.valid)
+            for row, length in zip(accepted, store.lengths(indexes)):
+                tokens += int(length) - 1
+                rounds += count_rounds(row, int(length))
+                first += int((row[:length - 1] > 0).sum())
+                places += int(length) - 1
+        return {"tokens_per_pass": tokens / max(rounds, 1), "rounds": rounds / len(store),
+                "first_right": first / max(places, 1)}
+
+
+def train(trainer: DraftTrainer, validation: Rollouts, stop: StopRequest, validate_every: int
+          ) -> Iterator[dict[str, Any]]:
+    """Steps until the end or the stop request, one log record each."""
+    while not trainer.finished and not stop:
+        started = time.monotonic()
+        record: dict[str, Any] = {"step": trainer.step, **trainer.train_step()}
+        record["rows_per_s"] = trainer.schedule.rows / (time.monotonic() - started)
+        if trainer.step % validate_every == 0 or trainer.finished:
+            record |= {f"held_out_{k}": v for k, v in trainer.validate(validation).items()}
+        yield record
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or go on training; 0 also when stopped by --minutes."""
+    stop = StopRequest(time.monotonic() + 60.0 * args.minutes)
+    torch.set_num_threads(args.threads)
+    checkpoint = checkpoint_directory(args.checkpoint)
+    target, tokenizer = load_release(checkpoint)
+    origin = sha256_of(checkpoint / "model.safetensors")
+    config = DraftConfig.for_target(
+        target.config.text, num_layers=args.layers, block_length=args.block_length,
+        rope=args.rope, context=args.context, context_k=args.context_k, target_sha256=origin)
+    layout = PromptLayout(tokenizer, target.config)
+    state = load_state(args.out / "state.pt") if args.resume else None
+    stop.listen()
+    data = args.data or args.out / "data"
+    samples = _samples(args, data, target)
+    written = args.rollouts or args.out / "rollouts"
+    if not _roll_out(written, target, layout, samples, config, stop):
+        print(f"{written}: rollouts not finished, go on with the same command")
+        return 0
+    store = RolloutStore.open(written)
+    validation = _held_out(args, data, target, layout, config)
+    trainer = DraftTrainer(config, target, layout.prompt(np.zeros((16, 3))), _schedule(args),
+                           store, args.seed)
+    if state is not None:
+        trainer.load_state_dict(state)
+    figures = _train_and_log(trainer, validation, stop, args)
+    save_state(trainer.state_dict(), args.out / "state.pt")
+    info = {"seed": trainer.seed, "target": target.config.name, "target_sha256": origin,
+            "data_version": data_version(data), "texts": len(store), "step": trainer.step,
+            "schedule": dataclasses.asdict(trainer.schedule), "figures": figures,
+            "parameters": sum(p.numel() for p in trainer.draft.parameters()),
+            "commit": git_commit()}
+    save_draft(trainer.draft, args.out / "release", info)
+    print(f"{args.out / 'release'}: step {trainer.step}, "
+          f"{'finished' if trainer.finished else 'not finished, go on with --resume'}")
+    return 0
+
+
+def _schedule(args: argparse.Namespace) -> DraftSchedule:
+    for name in ("steps", "rows", "blocks", "rate", "gamma"):
+        if not getattr(args, name) > 0:
+            raise DataError(f"--{name}: given {getattr(args, name)}, expected more than 0")
+    return DraftSchedule(args.steps, args.rate, args.rows, args.blocks, args.gamma,
+                         args.total_variation)
+
+
+def _samples(args: argparse.Namespace, root: Path, target: Target) -> ShardStore:
+    vision = target.config.vision
+    with tqdm(total=args.shards, desc="render", unit="shard",
+              disable=not sys.stderr.isatty()) as bar:
+        render_shards(root, args.shards, (vision.image_height, vision.image_width), 1,
+                      lambda index: bar.update())
+    return ShardStore.open(root, args.shards)
+
+
+def _roll_out(root: Path, target: Target, layout: PromptLayout, samples: ShardStore,
+              config: DraftConfig, stop: StopRequest) -> bool:
+    with tqdm(total=num_shards(samples), desc="rollouts", unit="shard",
+              disable=not sys.stderr.isatty()) as bar:
+        def done() -> bool:
+            bar.update()
+            return not stop
+
+        return write_rollouts(root, target, layout, samples, config.feature_layers,
+                              config.target_sha256, done)
+
+
+def _held_out(args: argparse.Namespace, data: Path, target: Target, layout: PromptLayout,
+              config: DraftConfig) -> Rollouts:
+    vision = target.config.vision
+    shard = validation_shard(data, args.validate_scenes,
+                             (vision.image_height, vision.image_width))
+    return make_rollouts(target, layout, shard, range(len(shard)), config.feature_layers)
+
+
+def _train_and_log(trainer: DraftTrainer, validation: Rollouts, stop: StopRequest,
+                   args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the newest held-out figures."""
+    figures: dict[str, Any] = {}
+    saved = time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    with open(args.out / "log.jsonl", "a", encoding="utf-8") as log, tqdm(
+            total=trainer.schedule.steps, initial=trainer.step, desc="train-draft", unit="step",
+            disable=not sys.stderr.isatty()) as bar:
+        for record in train(trainer, validation, stop, args.validate_every):
+            bar.update()
+            held_out = {k: v for k, v in record.items() if k.startswith("held_out_")}
+            figures |= _rounded(held_out)
+            if held_out or record["step"] % 10 == 0:
+                log.write(json.dumps({"time_s": round(time.time(), 1), **_rounded(record)}) + "\n")
+                log.flush()
+            bar.set_postfix_str(f"{record['loss']:.3f}")
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                save_state(trainer.state_dict(), args.out / "state.pt")
+                saved = time.monotonic()
+    return figures
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in record.items()}
