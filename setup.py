@@ -17,7 +17,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["reasoning_planner", "reasoning_planner.*"]),
-    package_data={"reasoning_planner": ["evaluation/templates/*"]},
+    package_data={"reasoning_planner": ["evaluation/templates/*", "checkpoints/*/*"]},
     install_requires=[
         "jsonschema>=4",
         "numpy>=1.21",

@@ -30,6 +30,41 @@ def demo(tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module")
+def model_demo(tmp_path_factory):
+    pytest.importorskip("rclpy", reason="needs ROS 2: make ros")
+    pytest.importorskip("reasoning_planner.msg", reason="needs the built workspace: make ros")
+    pytest.importorskip("onnxruntime", reason="runs the model")
+    out = tmp_path_factory.mktemp("model_demo")
+    code = cli.main(["demo", "--out", str(out), "--clip", str(CLIP), "--params", str(PARAMS),
+                     "--checkpoint", "nano"])
+    assert code == 0
+    return out
+
+
+@pytest.mark.ros
+def test_with_the_model_plans_come_with_text_and_say_what_is_missing(model_demo):
+    records = read_records(model_demo / "records.jsonl")
+    spoken = [plan for plan in records.plans if plan.text]
+    assert spoken
+    for plan in spoken:
+        assert plan.planner == "nano" and plan.status == "DEGRADED"
+        assert "cameras missing" in dict(plan.reasons)
+        assert len(plan.token_texts) == len(plan.origins) == plan.rounds
+        assert len(plan.positions) == 65
+    summary = json.loads((model_demo / "summary.json").read_text())
+    assert CONTRACT <= set(summary) and summary["cycles"] >= 30
+    assert summary["coc_examples"] and summary["model"] == "nano" and summary["runtime"]
+    assert summary["reasoning_ms"]["autoregressive_p50"] > 0.0
+    for stage in ("encode", "prefill", "reason", "act", "total"):
+        assert summary["stage_ms"][stage]["p50"] > 0.0
+
+
+@pytest.mark.ros
+def test_the_model_is_called_a_stand_in(model_demo):
+    assert "nano stand-in" in (model_demo / "report.html").read_text()
+
+
 @pytest.mark.ros
 def test_the_summary_keeps_its_contract(demo):
     summary = json.loads((demo / "summary.json").read_text())

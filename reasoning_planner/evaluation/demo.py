@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import MissingDependencyError, PlannerError
+from ..vla import checkpoint_directory
 from . import kitti_drive
 from .records import Records, read_records
 from .report import make_report
@@ -30,7 +31,9 @@ from .report import make_report
 NODE = "/reasoning_planner"
 ANCHOR_SLOT = 1
 MIN_CYCLES = 30                 # the drive has 51 frames
-MIN_PLANS = 20                  # 36 of them have 1.5 s of history
+MIN_PLANS = 10                  # 36 of them have 1.5 s of history; a slow machine skips some
+MODEL_RATE = 0.2                # a model on two processor cores is no real-time planner
+MODEL_DEADLINE_S = 3.0
 STEP_NS = 100_000_000
 
 
@@ -45,11 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder of the drive's frames and poses")
     parser.add_argument("--params", type=Path, default=Path("config/planner.param.yaml"),
                         help="parameter file of the node")
-    parser.add_argument("--checkpoint", type=Path, default=None,
-                        help="folder of a model with its graphs (default: the kinematic planner)")
-    parser.add_argument("--deadline", type=float, default=None,
-                        help="seconds one cycle may plan (default: as in the parameter file)")
-    parser.add_argument("--rate", type=float, default=1.0, help="playing speed, 1 is real time")
+    parser.add_argument("--checkpoint", default="none",
+                        help="model: a folder, or a name that comes with the package, as nano "
+                             "(default %(default)s); \"none\" for the kinematic planner")
+    parser.add_argument("--rate", type=float, default=None,
+                        help=f"playing speed, 1 is real time (default: {MODEL_RATE} with a model, "
+                             "1 without)")
     parser.add_argument("--timeout", type=float, default=120.0,
                         help="seconds after which the run counts as hung")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -64,9 +68,10 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
     kitti_drive.write_drive(kitti_drive.read_clip(args.clip), bag)
     play_through_node(bag, records, args)
-    check(read_records(records))
+    check(read_records(records), with_text=_has_model(args))
     summary = make_report(records, bag, out, {
-        "bag_name": "KITTI odometry, right turn", "playing speed": args.rate,
+        "bag_name": "KITTI odometry, right turn", "playing speed": _rate(args),
+        **({"model": args.checkpoint, "runtime": "ONNX Runtime, CPU"} if _has_model(args) else {}),
         "pictures": "KITTI, Geiger, Lenz and Urtasun, CVPR 2012, CC BY-NC-SA 3.0: not for "
                     "commercial use"})
     if args.json:
@@ -90,7 +95,7 @@ def play_through_node(bag: Path, records: Path, args: argparse.Namespace) -> Non
         recorder = stack.enter_context(_process(
             "plan_recorder", outputs, {"records": str(records)}, environment))
         player = stack.enter_context(_process(
-            "bag_player", {}, {"bag": str(bag), "rate": args.rate, "wait_for_subscribers":
+            "bag_player", {}, {"bag": str(bag), "rate": _rate(args), "wait_for_subscribers":
                                [kitti_drive.IMAGE_TOPIC, kitti_drive.ODOMETRY_TOPIC]},
             environment))
         _wait(player, "bag_player", args.timeout)
@@ -100,12 +105,19 @@ def play_through_node(bag: Path, records: Path, args: argparse.Namespace) -> Non
             _wait(process, name, 20.0)
 
 
+def _has_model(args: argparse.Namespace) -> bool:
+    return args.checkpoint != "none"
+
+
+def _rate(args: argparse.Namespace) -> float:
+    return args.rate if args.rate is not None else MODEL_RATE if _has_model(args) else 1.0
+
+
 def _node_parameters(args: argparse.Namespace) -> dict[str, object]:
     parameters: dict[str, object] = {"use_sim_time": True, "cameras.compressed": True}
-    if args.checkpoint is not None:
-        parameters["model.checkpoint"] = str(args.checkpoint.resolve())
-    if args.deadline is not None:
-        parameters["deadline_s"] = args.deadline
+    if _has_model(args):
+        parameters |= {"model.checkpoint": str(checkpoint_directory(args.checkpoint).resolve()),
+                       "model.noise_scale": 0.0, "deadline_s": MODEL_DEADLINE_S}
     return parameters
 
 
@@ -171,16 +183,22 @@ def _wait_for_quiet(records: Path, timeout_s: float, quiet_s: float = 1.5) -> No
         time.sleep(0.2)
 
 
-def check(records: Records) -> None:
-    """What every run must show, whatever the planner.
+def check(records: Records, with_text: bool = False) -> None:
+    """What every run must show.
 
+    Args:
+        with_text: a model planned, so reasoning must have been published.
     Raises:
-        DemoError: too few cycles or plans, a plan of another length or step, or one not finite.
+        DemoError: too few cycles or plans, a plan of another length or step, one not finite, or
+            no text where there should be some.
     """
     cycles = max((status.cycles for status in records.statuses), default=0)
     if cycles < MIN_CYCLES or len(records.plans) < MIN_PLANS:
         raise DemoError(f"{cycles} cycles and {len(records.plans)} plans, expected at least "
                         f"{MIN_CYCLES} and {MIN_PLANS}")
+    if with_text and not any(plan.text for plan in records.plans):
+        why = {reason for plan in records.plans for reason, _ in plan.reasons}
+        raise DemoError(f"no plan has a text, expected some; reasons: {', '.join(sorted(why))}")
     for plan in records.plans:
         steps = np.diff(plan.time_from_start_ns)
         if len(plan.positions) not in (64, 65) or not (steps == STEP_NS).all():

@@ -80,7 +80,8 @@ def build_summary(records: Records, scored: Sequence[ScoredPlan],
         scored: the plans beside the driven path, from `score_plans`.
         run_info: what the records cannot know. Used here: "model", "runtime", "hardware"
             (otherwise this machine), "lossless_mismatches", "autoregressive_ms" (reasoning times
-            of the same scenes without a draft). All may be missing.
+            of the same scenes without a draft; otherwise of the plans written without one). All
+            may be missing.
     """
     plans = records.plans
     ours = horizon_errors([s.errors for s in scored])
@@ -133,7 +134,9 @@ def _reasoning(plans: Sequence[PlanRecord], run_info: Mapping[str, Any]) -> dict
     rounds = sum(p.rounds for p in written)
     tokens = sum(len(p.token_texts) for p in written)
     drafted = [p for p in written if p.proposed > 0]
-    autoregressive = quantiles(run_info.get("autoregressive_ms") or (), ("p50",))["p50"]
+    undrafted_ms = [p.timings_ms["reason"] for p in written if p.proposed == 0]
+    autoregressive = quantiles(run_info.get("autoregressive_ms") or undrafted_ms,
+                               ("p50",))["p50"]
     speculative = quantiles((p.timings_ms["reason"] for p in drafted), ("p50",))["p50"]
     return {
         "coc_examples": list(dict.fromkeys(p.text for p in written if p.text))[:EXAMPLES],

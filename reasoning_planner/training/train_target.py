@@ -68,7 +68,7 @@ class Schedule:
         expert_from: share of the joint stage after which the expert learns too.
     """
 
-    steps: tuple[int, int, int] = (1500, 900, 300)
+    steps: tuple[int, int, int] = (860, 870, 390)
     rates: tuple[float, float, float] = (1e-3, 2e-3, 1.5e-3)
     batches: tuple[int, int, int] = (32, 16, 16)
     tower_share: float = 0.2
