@@ -10,6 +10,7 @@ import math
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, deque
 from typing import Any, Callable, Sequence
 
@@ -44,6 +45,7 @@ class PlannerNode(LifecycleNode):
     def __init__(self, **node_arguments: Any):
         super().__init__("reasoning_planner", automatically_declare_parameters_from_overrides=True,
                          **node_arguments)
+        self.exit_code = 0
         self._publish_lock = threading.Lock()
         self._active = False
         self._worker: _PlanningWorker | None = None
@@ -138,6 +140,12 @@ class PlannerNode(LifecycleNode):
         """Stop first: no thread may publish on a destroyed node."""
         self._stop()
         super().destroy_node()
+
+    def fail(self, error: Exception) -> None:
+        """The planning thread died of a bug: end the process, so that whoever started it knows."""
+        self.get_logger().fatal("planning thread: "
+                                + "".join(traceback.format_exception(error)).strip())
+        self.exit_code = 1
 
     # Clock -------------------------------------------------------------------------------------
 
@@ -291,6 +299,12 @@ class _PlanningWorker:
         self._last_plan_ns = 0
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:      # a node that silently no longer plans is worse than none
+            self._node.fail(error)
+
+    def _loop(self) -> None:
         while True:
             with self._condition:
                 anchor_ns = self.builder.next_anchor_ns()
@@ -452,8 +466,12 @@ def make_node() -> PlannerNode:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM. Exit code 0 then, 1 on unusable parameters."""
-    return spin_until_signalled(make_node, argv)
+    """Run the node until SIGINT or SIGTERM.
+
+    Returns:
+        Exit code: 0 then, 1 on unusable parameters or when the planning thread died.
+    """
+    return spin_until_signalled(make_node, argv, finished=lambda node: node.exit_code != 0)
 
 
 if __name__ == "__main__":

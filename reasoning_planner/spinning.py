@@ -31,7 +31,7 @@ def spin_until_signalled(make_node: Callable[[], Node], argv: list[str] | None,
         argv: command line with ROS arguments; None for this process's own.
         finished: asked at least every 0.1 s.
     Returns:
-        Exit code: 0, or 1 when the node could not be made.
+        Exit code: the node's `exit_code` where it has one, else 0; 1 when it could not be made.
     """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -59,4 +59,4 @@ def _spin(make_node: Callable[[], Node], stop: threading.Event,
     finally:
         node.destroy_node()
         executor.shutdown()
-    return 0
+    return getattr(node, "exit_code", 0)

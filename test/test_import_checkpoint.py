@@ -37,7 +37,7 @@ def tiny_config(hidden=32, num_layers=2, intermediate=64):
                                  intermediate_size=24, out_hidden_size=hidden,
                                  deepstack_indexes=(0, 1))
     expert = dataclasses.replace(nano.expert, hidden_size=24, intermediate_size=40,
-                                 projector_hidden_size=20)
+                                 projector_hidden_size=20, max_fourier_frequency=100.0)
     return dataclasses.replace(nano, name="tiny", text=text, vision=vision, expert=expert)
 
 

@@ -1,6 +1,8 @@
 """planner_node over real DDS: what it publishes, what it refuses, how it starts and ends."""
 
 import signal
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2: make ros")
 pytest.importorskip("reasoning_planner.msg", reason="needs the built workspace: make ros")
 
-from ros_harness import (SPEED_MPS, START_NS, STEP_NS, Vehicle, domain_id, end,
+from ros_harness import (SPEED_MPS, START_NS, STEP_NS, Vehicle, domain_id, end, environment,
                          nanoseconds, start_node)
 
 from reasoning_planner.msg import PlannedTrajectory, PlannerStatus, ReasoningTrace
@@ -303,3 +305,22 @@ def test_it_can_be_configured_again_with_other_parameters():
         vehicle.drive(0, 20, slots=(0, 1))
         assert vehicle.wait_for(lambda: vehicle.plans)
         assert not vehicle.plans[-1].reasons
+
+
+def test_a_bug_in_the_planning_thread_ends_the_process_with_1():
+    code = ("from reasoning_planner import node, planner\n"
+            "def broken(*_):\n"
+            "    raise ZeroDivisionError('a bug')\n"
+            "planner.Planner.plan = broken\n"
+            "raise SystemExit(node.main())\n")
+    domain = domain_id()
+    process = subprocess.Popen([sys.executable, "-c", code, "--ros-args", "-p",
+                                "use_sim_time:=true"], env=environment(domain), cwd="/",
+                               stderr=subprocess.PIPE, text=True)
+    with Vehicle(domain) as vehicle:
+        vehicle.wait_for_planner()
+        vehicle.drive(0, 18)
+        assert vehicle.wait_for(lambda: process.poll() is not None)
+        assert not vehicle.plans
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 1 and "ZeroDivisionError: a bug" in errors
