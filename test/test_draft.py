@@ -36,13 +36,7 @@ from tiny_checkpoint import tiny_config, write_checkpoint
 TOLERANCE = 2e-5
 BLOCK, LAYERS = 5, (1, 3)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("single_thread")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from reasoning_planner.runtimes.factory import create_runtime
 from reasoning_planner.runtimes.manifest import MANIFEST_NAME
 from reasoning_planner.tokenization.prompt import build_prompt
 from reasoning_planner.tokenization.text_tokenizer import TextTokenizer
-from tiny_checkpoint import tiny_config, write_checkpoint
+from tiny_checkpoint import write_checkpoint
 
 TOLERANCE = 1e-4
 LAYERS = (0, 1, 3)
@@ -33,10 +33,8 @@ NUM_IMAGES = 16
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", tiny_config())
-    export(folder)
-    return folder
+def checkpoint(exported_checkpoint):
+    return exported_checkpoint
 
 
 @pytest.fixture(scope="module")

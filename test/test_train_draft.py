@@ -31,13 +31,7 @@ from reasoning_planner.training.train_target import StopRequest
 
 SIZE, LAYERS = (32, 64), (0, 2)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("single_thread")
 
 
 @pytest.fixture(scope="module")

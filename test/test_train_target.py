@@ -27,13 +27,7 @@ from reasoning_planner.training.prediction import predict_all
 
 SIZE = (32, 64)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("single_thread")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from reasoning_planner.config import PlannerConfig
 from reasoning_planner.datatypes import (STEP_NS, CameraFrame, Deadline, EgoHistory,
                                          Observation, PlanStatus, Reason, Refusal, TokenOrigin)
 from reasoning_planner.errors import ConfigError, ModelError
-from reasoning_planner.export.to_onnx import export
 from reasoning_planner.perception.images import resize_for_model
 from reasoning_planner.planner import ModelResult, Planner
 from reasoning_planner.runtimes.base import Step
@@ -26,7 +25,7 @@ from reasoning_planner.tokenization.prompt import build_prompt
 from reasoning_planner.tokenization.text_tokenizer import train_text_tokenizer
 from reasoning_planner.tokenization.trajectory_tokenizer import (
     DeltaTrajectoryTokenizer)
-from tiny_checkpoint import WORDS, tiny_config, tiny_tokenizer, write_checkpoint
+from tiny_checkpoint import WORDS, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 T0 = 5_000_000_000
@@ -36,10 +35,8 @@ COT_END = TOKENIZER.special.cot_end
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", tiny_config())
-    export(folder)
-    return folder
+def checkpoint(exported_checkpoint):
+    return exported_checkpoint
 
 
 @pytest.fixture(scope="module")
