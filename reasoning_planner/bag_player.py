@@ -21,6 +21,7 @@ from builtin_interfaces.msg import Time
 from rclpy.duration import Duration
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 from rosgraph_msgs.msg import Clock
@@ -239,10 +240,15 @@ class BagPlayer:
             elif STATIC_TF_TOPIC not in latched:
                 break
 
-    def _wait_for_subscribers(self) -> None:
+    def _publishers(self) -> dict[str, Publisher]:
+        """All by topic, /clock's too."""
         publishers = {name: outlet.publisher for name, outlet in self._outlets.items()}
         if self._clock is not None:
             publishers[CLOCK_TOPIC] = self._clock
+        return publishers
+
+    def _wait_for_subscribers(self) -> None:
+        publishers = self._publishers()
         waiting = set(self._config.wait_for_subscribers)
         if unknown := sorted(waiting - set(publishers)):
             raise DataError(f"wait_for_subscribers: given {', '.join(unknown)}, "
@@ -307,9 +313,9 @@ class BagPlayer:
     def _wait_until_confirmed(self) -> None:
         """Let the last messages arrive; leaving earlier would take them along."""
         give_up_s = time.monotonic() + _END_TIMEOUT_S
-        for name, outlet in self._outlets.items():
-            slice_s = Duration(seconds=_LONGEST_WAIT_S)
-            while not self._stop.is_set and not outlet.publisher.wait_for_all_acked(slice_s):
+        slice_s = Duration(seconds=_LONGEST_WAIT_S)
+        for name, publisher in self._publishers().items():
+            while not self._stop.is_set and not publisher.wait_for_all_acked(slice_s):
                 if time.monotonic() > give_up_s:
                     self._warn(f"{name}: not every subscriber confirmed the last messages "
                                f"within {_END_TIMEOUT_S:g} s")
