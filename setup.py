@@ -31,6 +31,8 @@ setup(
     ],
     extras_require={
         "report": ["jinja2>=3"],
+        "bench": ["jinja2>=3", "safetensors>=0.4", "torch>=2.13", "transformers>=5.24"],
+        "cluster": ["ray>=2.40"],
         "train": ["onnx>=1.19", "safetensors>=0.4", "torch>=2.13"],
         "trt": ["tensorrt-rtx-cu12-bindings>=1.7", "tensorrt-rtx-cu12-libs>=1.7"],
         "dev": ["flake8>=6", "hypothesis>=6", "pytest>=7.4", "transformers>=5.24"],

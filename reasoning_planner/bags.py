@@ -15,14 +15,14 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Collection, Iterator, Protocol
+from typing import Any, Collection, Iterable, Iterator, Mapping, Protocol
 
 from . import bag_salvage
 from .errors import DataError, MissingDependencyError
 
 try:
     from rosbags.highlevel import AnyReader
-    from rosbags.typesys import Stores, get_typestore
+    from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 except ImportError as error:
     raise MissingDependencyError(
         f"rosbags is not installed ({error}), needed to read bags: pip install rosbags") from error
@@ -99,8 +99,10 @@ class Bag:
         message_count: messages in the bag.
     """
 
-    def __init__(self, path: Path, sources: list[_Source], losses: list[str]):
+    def __init__(self, path: Path, sources: list[_Source], losses: list[str],
+                 given: Any = None):
         self.path = path
+        self._given = given
         self._sources = sources
         self._losses = losses
         self.topics = _joined([topic for source in sources for topic in source.topics])
@@ -182,11 +184,8 @@ class Bag:
             DataError: the type has no definition in the bag or among the standard messages, or
                 the bytes do not fit it.
         """
-        for source in self._sources:
-            store = source.typestore(raw.type)
-            if store is not None:
-                break
-        else:
+        store = self._typestore(raw.type)
+        if store is None:
             raise DataError(f"{raw.topic}: given type {raw.type}, expected a standard message or "
                             "one whose definition is in the bag")
         try:
@@ -194,6 +193,28 @@ class Bag:
         except Exception as error:      # as above: any error of the decoder means damaged bytes
             raise DataError(f"{raw.topic} at {raw.log_time_ns} ns: given {len(raw.data)} bytes, "
                             f"expected a {raw.type}: {_one_line(error)}") from error
+
+    def fields(self, type_name: str) -> dict[str, str]:
+        """The fields of a message type: name -> type, "[]" behind a sequence's or an array's.
+
+        Empty where the type has no definition in the bag, among the standard messages or given.
+        """
+        store = self._typestore(type_name)
+        return {} if store is None else {
+            name: _type_of(field) for name, field in store.fielddefs[type_name][1]}
+
+    def _typestore(self, type_name: str) -> Any:
+        stores = [source.typestore(type_name) for source in self._sources]
+        return next((store for store in [*stores, _store_with(type_name, self._given)]
+                     if store is not None), None)
+
+
+def _type_of(field: Any) -> str:
+    """A field's type in rosbags' syntax tree, as .msg files write it."""
+    kind, content = field
+    if kind.name == "NAME":
+        return content
+    return content[0] if kind.name == "BASE" else _type_of(content[0]) + "[]"
 
 
 def _joined(topics: list[Topic]) -> dict[str, Topic]:
@@ -215,23 +236,59 @@ def _one_line(error: Exception) -> str:
     return text if text else type(error).__name__
 
 
+def read_definitions(folders: Iterable[str | Path]) -> dict[str, str]:
+    """Message definitions of source folders: type name -> text of PACKAGE/msg/NAME.msg.
+
+    Raises:
+        DataError: a folder is missing or holds no such file.
+    """
+    texts: dict[str, str] = {}
+    for folder in map(Path, folders):
+        files = [file for file in sorted(folder.resolve().rglob("*.msg"))
+                 if file.parent.name == "msg"]
+        if not files:
+            raise DataError(f"{folder}: no message definition, expected a folder with "
+                            "PACKAGE/msg/NAME.msg")
+        texts |= {f"{file.parent.parent.name}/msg/{file.stem}":
+                  file.read_text(encoding="utf-8", errors="replace") for file in files}
+    return texts
+
+
+def _given_store(definitions: Mapping[str, str]) -> Any:
+    """The standard messages and the given ones; of one name the standard message stays."""
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    types: dict[str, Any] = {}
+    for name, text in definitions.items():
+        try:
+            types |= get_types_from_msg(text, name)
+        except Exception as error:      # the parser's own error type is not exported
+            raise DataError(f"definition of {name}: {_one_line(error)}") from error
+    store.register({name: kind for name, kind in types.items() if name not in store.fielddefs})
+    return store
+
+
 @contextmanager
-def open_bag(path: str | Path) -> Iterator[Bag]:
+def open_bag(path: str | Path,
+             definitions: Mapping[str, str] | None = None) -> Iterator[Bag]:
     """Open a bag for reading.
 
     Args:
         path: rosbag2 folder; .mcap, .db3 or .bag file, also compressed as a whole by zstd; or a
             folder of such files without metadata.yaml.
+        definitions: type name -> .msg text, for types that neither the bag nor the standard
+            messages define; see `read_definitions`.
     Raises:
-        DataError: the path is missing, no bag, or damaged so that no message can be found.
+        DataError: the path is missing, no bag, or damaged so that no message can be found; a
+            definition cannot be parsed.
     """
     path = Path(path)
+    given = _given_store(definitions) if definitions else None
     losses: list[str] = []
     with ExitStack() as stack:
         sources = _open_sources(path, stack, losses)
         for line in losses:
             _log.warning(line)
-        yield Bag(path, sources, losses)
+        yield Bag(path, sources, losses, given)
 
 
 def _open_sources(path: Path, stack: ExitStack, losses: list[str]) -> list[_Source]:
@@ -372,7 +429,8 @@ class _Salvaged:
 
 
 def _store_with(type_name: str, *stores: Any) -> Any:
-    return next((store for store in stores if type_name in store.fielddefs), None)
+    return next((store for store in stores
+                 if store is not None and type_name in store.fielddefs), None)
 
 
 def _cdr_typestore(definitions: Any, standard: Any) -> Any:

@@ -119,6 +119,45 @@ class LimitsConfig:
         _finish(problems)
 
 
+POLICIES = ("kinematic", "last_valid", "stop")
+
+
+@dataclass(frozen=True)
+class PoliciesConfig:
+    """What is published when the model gives no plan that may be followed.
+
+    "kinematic": go on as the vehicle moves now, motion dying away. "last_valid": the last good
+    plan, re-anchored, up to `max_plan_age_s` of age, then a stop: what was planned with eyes open
+    is safer than motion alone, and it ends. "stop": brake at once. The kinematic plan, where it is
+    over a limit, becomes a stop too.
+    """
+
+    deadline_missed: str = "last_valid"     # also reasoning that the deadline cut off
+    plan_not_finite: str = "last_valid"
+    plan_over_limit: str = "last_valid"
+    model_failed: str = "last_valid"        # engine error, or its process died
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        for item in dataclasses.fields(self):
+            _one_of(problems, f"policies.{item.name}", getattr(self, item.name), POLICIES)
+        _finish(problems)
+
+
+@dataclass(frozen=True)
+class ReanchorConfig:
+    """How a plan already made is moved to the vehicle's present pose, see actions/reanchor.py."""
+
+    max_deviation_m: float = 3.0    # vehicle farther than this from the plan: it is not followed
+    blend_s: float = 1.0            # the plan's start is drawn to the vehicle over this time
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _between(problems, "reanchor.max_deviation_m", self.max_deviation_m, 0.01, 100.0)
+        _between(problems, "reanchor.blend_s", self.blend_s, 0.0, 6.0)
+        _finish(problems)
+
+
 @dataclass(frozen=True)
 class PlannerConfig:
     """Everything `planner.plan` needs besides the observation."""
@@ -127,12 +166,16 @@ class PlannerConfig:
     cameras: CamerasConfig = field(default_factory=CamerasConfig)
     kinematic: KinematicConfig = field(default_factory=KinematicConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    policies: PoliciesConfig = field(default_factory=PoliciesConfig)
+    reanchor: ReanchorConfig = field(default_factory=ReanchorConfig)
     frame_id: str = "map"           # expected frame of the odometry, frame of the plan
     base_frame: str = "base_link"
     deadline_s: float = 0.1         # planning budget of one cycle
+    max_plan_age_s: float = 2.0     # past t0; an older plan is replaced by a stop
 
     def __post_init__(self) -> None:
         problems: list[str] = []
+        _between(problems, "max_plan_age_s", self.max_plan_age_s, 0.1, 6.0)
         _between(problems, "deadline_s", self.deadline_s, 0.001, 60.0)
         for name in ("frame_id", "base_frame"):
             if not getattr(self, name):
@@ -151,6 +194,7 @@ class ModelSettings:
     max_new_tokens: int = 64            # of reasoning
     expert_steps: int = 0               # Euler steps of the action expert, 0: the checkpoint's
     noise_scale: float = 1.0            # of the noise a plan starts from, 0: its mean
+    proposer: str = "auto"              # drafts the text: what the checkpoint has, or "none"
     prompt_version: str = "alpamayo-r1"
 
     def __post_init__(self) -> None:
@@ -160,6 +204,7 @@ class ModelSettings:
         _between(problems, "model.max_new_tokens", self.max_new_tokens, 1, 1024)
         _between(problems, "model.expert_steps", self.expert_steps, 0, 100)
         _between(problems, "model.noise_scale", self.noise_scale, 0.0, 10.0)
+        _one_of(problems, "model.proposer", self.proposer, ("auto", "none"))
         _one_of(problems, "model.prompt_version", self.prompt_version,
                 ("alpamayo-r1", "alpamayo-1.5"))
         if len(self.camera_slots) != 4 or not all(-1 <= slot < 8 for slot in self.camera_slots):
@@ -173,10 +218,15 @@ class NodeConfig(PlannerConfig):
     """The planner's settings and those of the node around it: `config/planner.param.yaml`."""
 
     autostart: bool = True              # configure and activate without a lifecycle manager
+    isolation: str = "process"          # the model runs in a process of its own, or in a "thread"
+    load_timeout_s: float = 300.0       # for the model's process to load it
     image_reliability: str = "auto"     # reliable, best_effort, or auto: reliable where offered
+    odometry_reliability: str = "auto"  # likewise
     settle_s: float = 0.06              # how long a cycle waits for inputs of the same moment
     silence_s: float = 0.5              # an input older than this is called silent in the status
+    publish_rate_hz: float = 10.0       # the last plan is repeated at this rate until a newer one
     status_period_s: float = 0.5        # status heartbeat, also while no cycle runs
+    diagnostics_period_s: float = 0.5   # of /diagnostics
     route_text: str = ""                # navigation instruction, e.g. "Turn right in 30m"
     model: ModelSettings = field(default_factory=ModelSettings)
 
@@ -186,11 +236,14 @@ class NodeConfig(PlannerConfig):
             super().__post_init__()
         except ConfigError as error:
             problems.extend(error.problems)
-        _one_of(problems, "image_reliability", self.image_reliability,
-                ("auto", "reliable", "best_effort"))
-        _between(problems, "settle_s", self.settle_s, 0.0, 0.5)
-        _between(problems, "silence_s", self.silence_s, 0.05, 10.0)
-        _between(problems, "status_period_s", self.status_period_s, 0.05, 1.0)
+        _one_of(problems, "isolation", self.isolation, ("process", "thread"))
+        for name in ("image_reliability", "odometry_reliability"):
+            _one_of(problems, name, getattr(self, name), ("auto", "reliable", "best_effort"))
+        for name, low, high in (
+                ("load_timeout_s", 1.0, 3600.0), ("settle_s", 0.0, 0.5), ("silence_s", 0.05, 10.0),
+                ("publish_rate_hz", 1.0, 50.0), ("status_period_s", 0.05, 1.0),
+                ("diagnostics_period_s", 0.1, 10.0)):
+            _between(problems, name, getattr(self, name), low, high)
         _finish(problems)
 
 

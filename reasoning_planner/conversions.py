@@ -6,14 +6,15 @@ as messages from a subscription; only writing needs the message classes, importe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from .datatypes import (HORIZON_LENGTH, OdometrySample, Plan, PlanStatus, Reason, Reasoning,
+from .datatypes import (OdometrySample, Plan, PlannerState, PlanStatus, Reason, Reasoning,
                         Refusal, TokenOrigin)
-from .perception.frames import compose, planar_transform, quaternion_from_matrix
+from .diagnoses import Diagnosis
+from .perception.frames import quaternion_from_matrix
 from .perception.images import RawCompressed, RawImage
 
 NS_PER_S = 1_000_000_000
@@ -70,13 +71,14 @@ def compressed_from_msg(msg: Any) -> RawCompressed:
     return RawCompressed(format=msg.format, data=msg.data)
 
 
-def trajectory_to_msg(plan: Plan, now_ns: int, latency_ms: float) -> Any:
+def trajectory_to_msg(plan: Plan, now_ns: int, latency_ms: float, repeat: bool = False) -> Any:
     """Plan -> reasoning_planner/PlannedTrajectory in `plan.frame_id`.
 
     Args:
         plan: any plan but a refused one.
         now_ns: node clock at publication, for `plan_age`.
-        latency_ms: from the anchor image's arrival to now.
+        latency_ms: from the anchor image's arrival to the first publication.
+        repeat: whether no new plan stands behind it.
     """
     from builtin_interfaces.msg import Duration, Time
     from unique_identifier_msgs.msg import UUID
@@ -90,8 +92,10 @@ def trajectory_to_msg(plan: Plan, now_ns: int, latency_ms: float) -> Any:
     plan_id = UUID(uuid=np.frombuffer(plan.plan_id, dtype=np.uint8))
     msg.plan_id = plan_id
     msg.points = _points(plan)
-    msg.plan_age = Duration(**stamp_fields(now_ns - plan.stamp_ns))
+    msg.observation_stamp = Time(**stamp_fields(plan.observed_ns))
+    msg.plan_age = Duration(**stamp_fields(now_ns - plan.observed_ns))
     msg.latency_ms = float(latency_ms)
+    msg.repeat = repeat
     msg.status = int(plan.status)
     msg.reasons = [str(reason) for reason in plan.reasons]
     msg.planner = plan.planner
@@ -100,32 +104,38 @@ def trajectory_to_msg(plan: Plan, now_ns: int, latency_ms: float) -> Any:
     return msg
 
 
+def poses_in_map(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Poses of a plan in `plan.frame_id`: (N, 3) metres and (N, 4) unit quaternions xyzw."""
+    path = plan.trajectory
+    rotation, origin = plan.map_from_base[:3, :3], plan.map_from_base[:3, 3]
+    positions = path.positions @ rotation[:, :2].T + origin
+    x, y, z, w = quaternion_from_matrix(rotation)
+    sine, cosine = np.sin(path.yaw_rad / 2.0), np.cos(path.yaw_rad / 2.0)
+    turned = np.stack([x * cosine + y * sine, y * cosine - x * sine,
+                       z * cosine + w * sine, w * cosine - z * sine], axis=1)
+    return positions, turned
+
+
 def _points(plan: Plan) -> list[Any]:
-    """65 reasoning_planner/PlannedTrajectoryPoint, poses in `plan.frame_id`."""
+    """N reasoning_planner/PlannedTrajectoryPoint, poses in `plan.frame_id`."""
     from builtin_interfaces.msg import Duration
+    from geometry_msgs.msg import Point, Pose, Quaternion
 
     from .msg import PlannedTrajectoryPoint
 
     path = plan.trajectory
+    columns = (path.time_from_start_ns, *poses_in_map(plan), path.speed_mps,
+               path.acceleration_mps2, path.yaw_rate_rps, path.curvature_1pm)
     points = []
-    for i in range(HORIZON_LENGTH + 1):
-        point = PlannedTrajectoryPoint()
-        point.time_from_start = Duration(**stamp_fields(path.time_from_start_ns[i]))
-        map_from_point = compose(plan.map_from_base, planar_transform(path.positions[i],
-                                                                      path.yaw_rad[i]))
-        _set_pose(point.pose, map_from_point)
-        point.velocity_mps = float(path.speed_mps[i])
-        point.acceleration_mps2 = float(path.acceleration_mps2[i])
-        point.yaw_rate_rps = float(path.yaw_rate_rps[i])
-        point.curvature_1pm = float(path.curvature_1pm[i])
-        points.append(point)
+    for time_ns, (px, py, pz), (x, y, z, w), speed, acceleration, yaw_rate, curvature in zip(
+            *(column.tolist() for column in columns)):      # Python floats: messages check each
+        points.append(PlannedTrajectoryPoint(
+            time_from_start=Duration(**stamp_fields(time_ns)),
+            pose=Pose(position=Point(x=px, y=py, z=pz),
+                      orientation=Quaternion(x=x, y=y, z=z, w=w)),
+            velocity_mps=speed, acceleration_mps2=acceleration, yaw_rate_rps=yaw_rate,
+            curvature_1pm=curvature))
     return points
-
-
-def _set_pose(pose: Any, matrix: np.ndarray) -> None:
-    pose.position.x, pose.position.y, pose.position.z = (float(v) for v in matrix[:3, 3])
-    x, y, z, w = (float(v) for v in quaternion_from_matrix(matrix[:3, :3]))
-    pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w = x, y, z, w
 
 
 def deliberation_score(reasoning: Reasoning) -> float:
@@ -182,16 +192,21 @@ class Status:
 
     Attributes:
         now_ns: node clock.
-        state: PlannerStatus.STATE_*.
+        state: what state it is in.
         reasons: why the state is not PLANNING.
-        last_plan_ns: t0 of the newest published plan, 0 when there is none.
+        last_plan_ns: t0 of the plan in force, 0 when there is none.
+        last_plan_status: its status.
         camera_rates_hz, camera_ages_s: one value a slot; age -1 when nothing came.
-        latency_ms: planning times of the last cycles.
         drops: what was dropped or given up, by reason.
+        plan_reasons, recent_reasons: why published new plans were not better, by reason: since
+            activation, and among the last ones.
+        latency_ms: of the last cycles, from the anchor image's arrival to the publication.
+        planning_ms: of the last cycles, the planner's part of it.
+        texts: (tokens, rounds, proposed, accepted) of the last texts.
     """
 
     now_ns: int
-    state: int
+    state: PlannerState
     reasons: tuple[Refusal, ...]
     last_plan_ns: int
     cycles: int
@@ -203,10 +218,21 @@ class Status:
     odometry_age_s: float
     drops: Mapping[str, int]
     latency_ms: Sequence[float]
-    planner: str
+    planning_ms: Sequence[float] = ()
+    plans_repeated: int = 0
+    last_plan_status: PlanStatus | None = None
+    plan_reasons: Mapping[str, int] = field(default_factory=dict)
+    recent_reasons: Mapping[str, int] = field(default_factory=dict)
+    texts: Sequence[tuple[int, int, int, int]] = ()
+    planner: str = ""
     runtime: str = ""
     checkpoint_hash: str = ""
     engine_hash: str = ""
+
+    @property
+    def last_plan_age_s(self) -> float:
+        """Of the plan in force; -1 when there is none."""
+        return (self.now_ns - self.last_plan_ns) / NS_PER_S if self.last_plan_ns else -1.0
 
 
 def status_to_msg(status: Status, base_frame: str) -> Any:
@@ -221,9 +247,9 @@ def status_to_msg(status: Status, base_frame: str) -> Any:
     msg.state = int(status.state)
     msg.degraded_reasons = [str(reason) for reason in status.reasons]
     msg.last_plan_stamp = Time(**stamp_fields(status.last_plan_ns))
-    msg.last_plan_age_s = ((status.now_ns - status.last_plan_ns) / NS_PER_S
-                           if status.last_plan_ns else -1.0)
+    msg.last_plan_age_s = status.last_plan_age_s
     msg.cycles, msg.plans_published = status.cycles, status.plans_published
+    msg.plans_repeated = status.plans_repeated
     msg.camera_topics = list(status.camera_topics)
     msg.camera_rates_hz = list(status.camera_rates_hz)
     msg.camera_ages_s = list(status.camera_ages_s)
@@ -235,4 +261,20 @@ def status_to_msg(status: Status, base_frame: str) -> Any:
         msg.latency_p50_ms, msg.latency_p95_ms, msg.latency_p99_ms = map(float, quantiles)
     msg.planner, msg.runtime = status.planner, status.runtime
     msg.checkpoint_hash, msg.engine_hash = status.checkpoint_hash, status.engine_hash
+    return msg
+
+
+def diagnostics_to_msg(diagnoses: Sequence[Diagnosis], node_name: str, now_ns: int) -> Any:
+    """Diagnoses -> diagnostic_msgs/DiagnosticArray, each named "<node>: <name>"."""
+    from builtin_interfaces.msg import Time
+    from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+    msg = DiagnosticArray()
+    msg.header.stamp = Time(**stamp_fields(now_ns))
+    msg.status = [
+        DiagnosticStatus(level=bytes([diagnosis.level]), name=f"{node_name}: {diagnosis.name}",
+                         message=diagnosis.message, hardware_id=node_name,
+                         values=[KeyValue(key=key, value=value)
+                                 for key, value in diagnosis.values.items()])
+        for diagnosis in diagnoses]
     return msg

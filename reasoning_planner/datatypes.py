@@ -40,6 +40,8 @@ class Reason(str, enum.Enum):
     DEADLINE_MISSED = "deadline missed"
     PLAN_NAN = "plan not finite"
     PLAN_OVER_LIMIT = "plan over limits"
+    PLAN_TOO_OLD = "plan too old"
+    PLAN_LEFT = "vehicle off the plan"
     DRAFT_FAILED = "draft failed"
     NO_MODEL = "no model loaded"
     MODEL_FAILED = "model failed"
@@ -55,6 +57,15 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}"
+
+
+class PlannerState(enum.IntEnum):
+    """What state the planner is in."""
+
+    WAITING = 0          # inputs have not yet arrived, or no clock
+    PLANNING = 1         # plans are made, every input present
+    DEGRADED = 2         # plans are made, but see the reasons
+    BLOCKED = 3          # no plan can be made, see the reasons
 
 
 @dataclass(frozen=True)
@@ -169,12 +180,15 @@ class Observation:
 class Trajectory:
     """A planned motion in the ego frame at t0. Row 0 is the pose at t0, row i is t0 + 0.1 i s.
 
+    N is 65 as planned; fewer, but at least 2, once what has passed is cropped (reanchor.py), and
+    t0 is then the moment of row 0.
+
     Attributes:
-        positions: (65, 2) float64, metres, x forward and y left.
-        yaw_rad: (65,) float64, heading relative to t0.
-        speed_mps: (65,) float64, signed along the heading.
-        acceleration_mps2: (65,) float64, along the heading; the last row repeats the one before.
-        curvature_1pm: (65,) float64; the last row repeats the one before.
+        positions: (N, 2) float64, metres, x forward and y left.
+        yaw_rad: (N,) float64, heading relative to t0.
+        speed_mps: (N,) float64, signed along the heading.
+        acceleration_mps2: (N,) float64, along the heading; the last row repeats the one before.
+        curvature_1pm: (N,) float64; the last row repeats the one before.
     """
 
     positions: np.ndarray
@@ -184,20 +198,21 @@ class Trajectory:
     curvature_1pm: np.ndarray
 
     def __post_init__(self) -> None:
-        n = HORIZON_LENGTH + 1
+        n = len(self.positions)
+        assert 2 <= n <= HORIZON_LENGTH + 1, n
         assert self.positions.shape == (n, 2), self.positions.shape
         for name in ("yaw_rad", "speed_mps", "acceleration_mps2", "curvature_1pm"):
             assert getattr(self, name).shape == (n,), (name, getattr(self, name).shape)
 
     @property
     def yaw_rate_rps(self) -> np.ndarray:
-        """(65,) float64, rad/s."""
+        """(N,) float64, rad/s."""
         return self.curvature_1pm * self.speed_mps
 
     @property
     def time_from_start_ns(self) -> np.ndarray:
-        """(65,) int64, nanoseconds after t0."""
-        return np.arange(HORIZON_LENGTH + 1, dtype=np.int64) * STEP_NS
+        """(N,) int64, nanoseconds after t0."""
+        return np.arange(len(self.positions), dtype=np.int64) * STEP_NS
 
 
 class TokenOrigin(enum.IntEnum):
@@ -266,15 +281,17 @@ class Plan:
     """The result of one cycle.
 
     Attributes:
-        plan_id: 16 bytes, unique.
-        stamp_ns: t0 of the observation it was made from.
+        plan_id: 16 bytes, unique; a re-anchored plan keeps it.
+        stamp_ns: moment of the trajectory's row 0: t0 of the observation it was made from, or
+            later, when it was re-anchored.
         frame_id: fixed frame of `map_from_base`.
-        map_from_base: (4, 4) float64, pose at t0.
-        trajectory: the motion in the ego frame at t0.
+        map_from_base: (4, 4) float64, pose at `stamp_ns`.
+        trajectory: the motion in the ego frame at `stamp_ns`.
         status, reasons: what kind of plan, and why it is not better.
         reasoning: the text and its statistics.
         timings: per stage.
         planner: name of what made it ("kinematic", "nano", ...).
+        reanchored_from_ns: t0 of the observation, of a re-anchored plan; None otherwise.
     """
 
     plan_id: bytes
@@ -287,3 +304,9 @@ class Plan:
     reasoning: Reasoning = field(default_factory=Reasoning)
     timings: StageTimings = field(default_factory=StageTimings)
     planner: str = "kinematic"
+    reanchored_from_ns: int | None = None
+
+    @property
+    def observed_ns(self) -> int:
+        """t0 of the observation it was made from: what its age counts from."""
+        return self.stamp_ns if self.reanchored_from_ns is None else self.reanchored_from_ns

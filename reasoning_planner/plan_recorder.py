@@ -55,6 +55,8 @@ class PlanRecorder(Node):
             self._traces.pop(next(iter(self._traces)))
 
     def _on_trajectory(self, msg: PlannedTrajectory) -> None:
+        if msg.repeat:                  # no new plan stands behind it
+            return
         plan_id, received_ns = bytes(msg.plan_id.uuid), time.monotonic_ns()
         if plan_id in self._traces:
             self._write(msg, received_ns, self._traces.pop(plan_id))

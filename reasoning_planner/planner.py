@@ -1,8 +1,9 @@
 """The whole planning step, one observation to one plan, without ROS.
 
-Read `Planner.plan` from the top: ask the model, check its answer, else fall back on the kinematic
-plan, else on a stop, else refuse. Whatever happens, what comes back is finite, and `reasons` says
-why it is not better. Knows no topics, clocks or messages; keeps nothing between two calls.
+Read `Planner.plan` from the top: ask the model, check its answer, else do what the policy of that
+fault says: the kinematic plan, the last valid one, a stop; else refuse. Whatever happens, what
+comes back is finite, and `reasons` says why it is not better. Knows no topics, clocks or messages;
+keeps nothing between two calls.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Protocol
 import numpy as np
 
 from .actions import kinematic, limits
+from .actions.reanchor import EgoMotion, reanchor
 from .config import PlannerConfig
-from .datatypes import (Deadline, Observation, Plan, PlanStatus, Reason, Reasoning, Refusal,
-                        StageTimings, Trajectory)
+from .datatypes import (Deadline, EgoHistory, Observation, Plan, PlanStatus, Reason, Reasoning,
+                        Refusal, StageTimings, Trajectory)
 from .errors import PlannerError
 
 
@@ -55,16 +57,19 @@ class Planner:
         self.config = config
         self.model = model
 
-    def plan(self, observation: Observation, deadline: Deadline) -> Plan:
+    def plan(self, observation: Observation, deadline: Deadline,
+             last_valid: Plan | None = None) -> Plan:
         """One cycle.
 
         Args:
             observation: cameras and ego history at t0.
-            deadline: an answer of the model after this moment is not used; the kinematic plan,
+            deadline: an answer of the model after this moment is not used; the plan in its place,
                 about a millisecond's work, is made all the same.
+            last_valid: what the policy "last_valid" falls back on, as it was made.
         Returns:
-            A plan anchored at the observation's t0: OK or DEGRADED from the model, KINEMATIC,
-            STOP, or REFUSED (then the trajectory stands still and is not to be followed).
+            A plan anchored at the observation's t0: OK or DEGRADED from the model, KINEMATIC
+            without one; by the policy of what went wrong KINEMATIC, LAST_VALID or STOP; or
+            REFUSED (then the trajectory stands still and is not to be followed).
         """
         started_s = time.perf_counter()
         refusal = None
@@ -73,7 +78,27 @@ class Planner:
             if isinstance(result, ModelResult):
                 return self._model_plan(self.model, observation, result, started_s)
             refusal = result
-        return self._fallback_plan(observation, refusal, started_s)
+        return self._fallback_plan(observation, refusal, last_valid, started_s)
+
+    def carry_on(self, plan: Plan, history: EgoHistory,
+                 reasons: tuple[Refusal, ...] = ()) -> Plan:
+        """A plan already made, from the vehicle's present pose on; a stop where that cannot be.
+
+        Args:
+            plan: as it was made.
+            history: newer than the plan's row 0.
+            reasons: why there is no newer plan: said of a stop.
+        Returns:
+            The same plan re-anchored, or a STOP, or REFUSED, with the reason.
+        """
+        started_s = time.perf_counter()
+        moved = self._moved(plan, history)
+        failed = (moved if isinstance(moved, Refusal)
+                  else limits.check(moved.trajectory, history.speed_mps, self.config.limits))
+        if failed is None:
+            return moved
+        here = Observation(history.stamp_ns, plan.frame_id, history, (), reasons)
+        return self._first_good(here, (PlanStatus.STOP,), None, (failed, *reasons), started_s)
 
     def _ask_model(self, model: Model, observation: Observation,
                    deadline: Deadline) -> ModelResult | Refusal:
@@ -112,25 +137,67 @@ class Planner:
         )
 
     def _fallback_plan(self, observation: Observation, refusal: Refusal | None,
-                       started_s: float) -> Plan:
-        """The first of kinematic and stopping plan that passes the check, else a refusal."""
-        act_started_s = time.perf_counter()
+                       last_valid: Plan | None, started_s: float) -> Plan:
+        """What the policy names."""
         reasons = observation.degraded + ((refusal,) if refusal else ())
-        for status, make in ((PlanStatus.KINEMATIC, kinematic.plan_kinematic),
-                             (PlanStatus.STOP, kinematic.stop_trajectory)):
-            trajectory = make(observation.history, self.config.kinematic)
-            failed = self._check(observation, trajectory)
+        return self._first_good(observation, self._fallbacks(refusal), last_valid, reasons,
+                                started_s)
+
+    def _first_good(self, observation: Observation, statuses: tuple[PlanStatus, ...],
+                    last_valid: Plan | None, reasons: tuple[Refusal, ...],
+                    started_s: float) -> Plan:
+        """The first of these plans that passes the check, else a refusal."""
+        for status in statuses:
+            plan = (self._last_valid_plan(observation, last_valid, reasons)
+                    if status is PlanStatus.LAST_VALID
+                    else self._plan_from_history(observation, status, reasons, started_s))
+            failed = (plan if isinstance(plan, Refusal)
+                      else self._check(observation, plan.trajectory))
             if failed is None:
-                break
+                return plan
             reasons += (failed,) if failed not in reasons else ()
-        else:
-            status, trajectory = PlanStatus.REFUSED, kinematic.standing_trajectory()
-        map_from_base = observation.history.map_from_base
+        return self._plan_from_history(observation, PlanStatus.REFUSED, reasons, started_s)
+
+    def _fallbacks(self, refusal: Refusal | None) -> tuple[PlanStatus, ...]:
+        """What to try in turn."""
+        policies = self.config.policies
+        policy = {Reason.DEADLINE_MISSED: policies.deadline_missed,
+                  Reason.REASONING_UNFINISHED: policies.deadline_missed,
+                  Reason.PLAN_NAN: policies.plan_not_finite,
+                  Reason.PLAN_OVER_LIMIT: policies.plan_over_limit,
+                  Reason.MODEL_FAILED: policies.model_failed,
+                  }.get(refusal.reason if refusal else None, "kinematic")
+        return {"kinematic": (PlanStatus.KINEMATIC, PlanStatus.STOP),
+                "last_valid": (PlanStatus.LAST_VALID, PlanStatus.STOP),
+                "stop": (PlanStatus.STOP,)}[policy]
+
+    def _last_valid_plan(self, observation: Observation, last_valid: Plan | None,
+                         reasons: tuple[Refusal, ...]) -> Plan | Refusal:
+        if last_valid is None:
+            return Refusal(Reason.PLAN_TOO_OLD, "there is no earlier plan to follow")
+        moved = self._moved(last_valid, observation.history)
+        return (moved if isinstance(moved, Refusal)
+                else replace(moved, status=PlanStatus.LAST_VALID, reasons=reasons))
+
+    def _moved(self, plan: Plan, history: EgoHistory) -> Plan | Refusal:
+        now = EgoMotion(history.stamp_ns, history.map_from_base, history.speed_mps)
+        return reanchor(plan, now, self.config.max_plan_age_s, self.config.reanchor)
+
+    def _plan_from_history(self, observation: Observation, status: PlanStatus,
+                           reasons: tuple[Refusal, ...], started_s: float) -> Plan:
+        """What needs no model: a kinematic plan, a stop, or (REFUSED) standing still."""
+        act_started_s = time.perf_counter()
+        history, config = observation.history, self.config.kinematic
+        trajectory = (kinematic.plan_kinematic(history, config)
+                      if status is PlanStatus.KINEMATIC
+                      else kinematic.stop_trajectory(history, config)
+                      if status is PlanStatus.STOP else kinematic.standing_trajectory())
+        finite = np.isfinite(history.map_from_base).all()
         return Plan(
             plan_id=uuid.uuid4().bytes,
             stamp_ns=observation.stamp_ns,
             frame_id=observation.frame_id,
-            map_from_base=map_from_base if np.isfinite(map_from_base).all() else np.eye(4),
+            map_from_base=history.map_from_base if finite else np.eye(4),
             trajectory=trajectory,
             status=status,
             reasons=reasons,

@@ -22,7 +22,8 @@ POLL_S = 0.1
 
 
 def spin_until_signalled(make_node: Callable[[], Node], argv: list[str] | None,
-                         finished: Callable[[Node], bool] = lambda node: False) -> int:
+                         finished: Callable[[Node], bool] = lambda node: False,
+                         stop: threading.Event | None = None) -> int:
     """Run one node until SIGINT, SIGTERM or `finished(node)`.
 
     Args:
@@ -30,16 +31,22 @@ def spin_until_signalled(make_node: Callable[[], Node], argv: list[str] | None,
             a problem.
         argv: command line with ROS arguments; None for this process's own.
         finished: asked at least every 0.1 s.
+        stop: set by a signal; for a `make_node` that takes long.
     Returns:
-        Exit code: the node's `exit_code` where it has one, else 0; 1 when it could not be made.
+        Exit code: the node's `exit_code` where it has one, else 0; 1 when it could not be made, or
+        ROS refused its arguments.
     """
-    stop = threading.Event()
+    asked = stop or threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    rclpy.init(args=argv if argv is not None else sys.argv,
-               signal_handler_options=SignalHandlerOptions.NO)
+        signal.signal(number, lambda *_: asked.set())
     try:
-        return _spin(make_node, stop, finished)
+        rclpy.init(args=argv if argv is not None else sys.argv,
+                   signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:       # rcl's: a parameter file or an argument it cannot read
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    try:
+        return _spin(make_node, asked, finished)
     except PlannerError as error:
         for line in error.problems if isinstance(error, ConfigError) else [str(error)]:
             print(line, file=sys.stderr)

@@ -15,19 +15,24 @@ import numpy as np
 
 from .actions.unicycle import controls_to_path, denormalise_controls, initial_speed
 from .datatypes import (CameraFrame, Deadline, Observation, Reason, Reasoning, Refusal,
-                        StageTimings, TokenOrigin, Trajectory)
+                        StageTimings, Trajectory)
 from .errors import ConfigError, ModelError
 from .models.config import VisionConfig
 from .perception.images import resize_for_model
 from .planner import ModelResult
-from .runtimes.base import Runtime, Step
+from .runtimes.base import Runtime
 from .runtimes.factory import create_runtime
+from .speculative.acceptance import GreedyRule
+from .speculative.decoder import Generation, SpeculativeDecoder
+from .speculative.proposer import NoProposer, PromptContext, Proposer
+from .speculative.registry import ProposerConfig, create_proposer
 from .tokenization.prompt import (ALPAMAYO_15, ALPAMAYO_R1, DEFAULT_CAMERA_IDS, FRAMES_PER_CAMERA,
                                   VERSIONS, Prompt, build_prompt)
 from .tokenization.text_tokenizer import TextTokenizer
 from .tokenization.trajectory_tokenizer import DeltaTrajectoryTokenizer
 
 SHIPPED = Path(__file__).resolve().parent / "checkpoints"
+CORPUS_NAME = "corpus.npz"          # of a checkpoint: texts the corpus proposer drafts from
 NO_CAMERA = -1
 KEPT_FRAMES_NS = 1_000_000_000      # features older than this against t0 are forgotten
 
@@ -43,6 +48,8 @@ class VlaConfig:
     expert_steps: int = 0               # Euler steps; 0: as the checkpoint says
     noise_seed: int = 0                 # with t0, decides the expert's noise
     noise_scale: float = 1.0            # of that noise; 0: the flow starts from its mean
+    proposer: str = "auto"              # "auto": what the checkpoint has; "none": token by token
+    num_speculative_tokens: int = 15    # drafted for one pass of the target, at most
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -55,10 +62,13 @@ class VlaConfig:
             problems.append(f"camera_slots: given {self.camera_slots}, expected "
                             f"{len(DEFAULT_CAMERA_IDS)} different slots, -1 for a missing camera")
         for name, low, high in (("max_new_tokens", 1, 1024), ("expert_steps", 0, 100),
-                                ("noise_seed", 0, 2**63), ("noise_scale", 0.0, 10.0)):
+                                ("noise_seed", 0, 2**63), ("noise_scale", 0.0, 10.0),
+                                ("num_speculative_tokens", 1, 63)):
             value = getattr(self, name)
             if not low <= value <= high:
                 problems.append(f"{name}: given {value}, expected {low} <= value <= {high}")
+        if self.proposer not in ("auto", "none"):
+            problems.append(f"proposer: given {self.proposer!r}, expected auto or none")
         if problems:
             raise ConfigError(problems)
 
@@ -112,47 +122,28 @@ class FrameFeatures:
                       if abs(t0_ns - key[1]) <= KEPT_FRAMES_NS}
 
 
-@dataclass(frozen=True)
-class Written:
-    """Reasoning as it was generated.
+def shipped_proposer(checkpoint: Path, num_speculative_tokens: int) -> Proposer:
+    """The routine reasoner of a checkpoint: its corpus of texts; none where it has none.
 
-    Attributes:
-        token_ids: stop token included, if it came.
-        finished: whether it came; its keys are then the last in the cache.
-        rounds: target passes.
+    Raises:
+        DataError: the corpus is damaged.
     """
-
-    token_ids: tuple[int, ...]
-    finished: bool
-    rounds: int
-
-
-def write_greedily(runtime: Runtime, prefilled: Step, stop_id: int, max_new_tokens: int,
-                   deadline: Deadline) -> Written | Refusal:
-    """One token a pass, up to the stop token and through it: the expert reads its keys.
-
-    Returns:
-        What was written, `finished` or not; a Refusal where the deadline came first.
-    """
-    token_ids: list[int] = []
-    step = prefilled
-    while len(token_ids) < max_new_tokens:
-        if deadline.passed:
-            return Refusal(Reason.REASONING_UNFINISHED,
-                           f"deadline passed after {len(token_ids)} tokens")
-        token_ids.append(int(step.token_ids[-1]))
-        step = runtime.extend(np.array(token_ids[-1:]))
-        if token_ids[-1] == stop_id:
-            return Written(tuple(token_ids), True, len(token_ids))
-    return Written(tuple(token_ids), False, len(token_ids))
+    corpus = checkpoint / CORPUS_NAME
+    if not corpus.exists():
+        return NoProposer()
+    return create_proposer(ProposerConfig(
+        names=("corpus",), corpus=str(corpus), max_nodes=num_speculative_tokens,
+        num_speculative_tokens=num_speculative_tokens))
 
 
 class VlaModel:
     """A driving model on a runtime: see `planner.Model`."""
 
     def __init__(self, runtime: Runtime, tokenizer: TextTokenizer,
-                 config: VlaConfig = VlaConfig()):
+                 config: VlaConfig = VlaConfig(), proposer: Proposer | None = None):
         """
+        Args:
+            proposer: drafts the reasoning, which stays the target's own; None: token by token.
         Raises:
             ModelError: the tokenizer is not the model's.
         """
@@ -164,6 +155,9 @@ class VlaModel:
         self._runtime = runtime
         self._tokenizer = tokenizer
         self._history = DeltaTrajectoryTokenizer(tokenizer.special)
+        self._decoder = SpeculativeDecoder(
+            runtime, proposer or NoProposer(), tokenizer.special.traj_future_start,
+            config.max_new_tokens)
 
     @classmethod
     def load(cls, checkpoint: str | Path, config: VlaConfig = VlaConfig(), *, runtime: str = "ort",
@@ -177,7 +171,9 @@ class VlaModel:
         checkpoint = checkpoint_directory(checkpoint)
         tokenizer = TextTokenizer.load(checkpoint / "tokenizer.json")
         engine = create_runtime(runtime, checkpoint, graphs=graphs, threads=threads)
-        return cls(engine, tokenizer, config)
+        drafting = config.proposer == "auto"
+        return cls(engine, tokenizer, config, shipped_proposer(
+            checkpoint, config.num_speculative_tokens) if drafting else None)
 
     def plan_trajectory(self, observation: Observation,
                         deadline: Deadline) -> ModelResult | Refusal:
@@ -189,12 +185,9 @@ class VlaModel:
             return Refusal(Reason.DEADLINE_MISSED, "no time left to read the prompt")
         prefilled = self._runtime.prefill(self._prompt(observation).input_ids, features)
         stages.done("prefill_ms")
-        stop_id = self._tokenizer.special.traj_future_start
-        written = write_greedily(self._runtime, prefilled, stop_id, self.config.max_new_tokens,
-                                 deadline)
-        if isinstance(written, Refusal):
-            return written
-        reasons = () if written.finished else (self._end_reasoning(stop_id),)
+        written = self._decoder.write(PromptContext(prefilled), GreedyRule(), deadline)
+        if not written.finished and deadline.passed:
+            return written.refusals[-1]
         stages.done("reason_ms")
         if deadline.passed:
             return Refusal(Reason.DEADLINE_MISSED, "no time left to act")
@@ -202,7 +195,8 @@ class VlaModel:
         stages.done("act_ms")
         if isinstance(trajectory, Refusal):
             return trajectory
-        return ModelResult(trajectory, self._reasoning(written), stages.timings, reasons)
+        return ModelResult(trajectory, self._reasoning(written), stages.timings,
+                           written.refusals)
 
     def _frames(self, observation: Observation) -> list[CameraFrame | None]:
         """Camera-major, oldest first, in the model's order of cameras."""
@@ -223,12 +217,6 @@ class VlaModel:
         return build_prompt(self._tokenizer, self._history.encode(observation.history.positions),
                             grids, version, DEFAULT_CAMERA_IDS, route_text)
 
-    def _end_reasoning(self, stop_id: int) -> Refusal:
-        """Put the stop token behind a text that did not end: the expert needs its keys."""
-        self._runtime.extend(np.array([stop_id]))
-        return Refusal(Reason.REASONING_UNFINISHED,
-                       f"no end within {self.config.max_new_tokens} tokens")
-
     def _act(self, observation: Observation) -> Trajectory | Refusal:
         flow = self._runtime.config.flow
         generator = np.random.default_rng((self.config.noise_seed, observation.stamp_ns))
@@ -242,14 +230,10 @@ class VlaModel:
         return controls_to_path(*denormalise_controls(controls),
                                 initial_speed(history.positions, history.rotations))
 
-    def _reasoning(self, written: Written) -> Reasoning:
+    def _reasoning(self, written: Generation) -> Reasoning:
         token_ids = written.token_ids
-        return Reasoning(
-            text=self._tokenizer.decode(token_ids).strip(),
-            token_ids=token_ids,
-            token_texts=self._tokenizer.token_texts(token_ids),
-            origins=(TokenOrigin.DELIBERATIVE,) * len(token_ids),
-            rounds=written.rounds)
+        return written.reasoning(self._tokenizer.decode(token_ids).strip(),
+                                 self._tokenizer.token_texts(token_ids))
 
 
 class _Stages:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reasoning_planner.actions.unicycle import controls_to_path
-from reasoning_planner.config import PlannerConfig
+from reasoning_planner.config import PlannerConfig, PoliciesConfig
 from reasoning_planner.datatypes import (STEP_S, Deadline, EgoHistory, Observation, PlanStatus,
                                          Reason, Reasoning, Refusal, StageTimings)
 from reasoning_planner.errors import ModelError
@@ -50,9 +50,12 @@ def _assert_finite(plan):
     assert np.isfinite(plan.map_from_base).all()
 
 
-def _plan(model=None, observation=None, deadline=None):
-    plan = Planner(PlannerConfig(), model).plan(observation or _observation(),
-                                                deadline or Deadline.after(5.0))
+KINEMATIC = PoliciesConfig("kinematic", "kinematic", "kinematic", "kinematic")
+
+
+def _plan(model=None, observation=None, deadline=None, policies=KINEMATIC, last_valid=None):
+    planner = Planner(PlannerConfig(policies=policies), model)
+    plan = planner.plan(observation or _observation(), deadline or Deadline.after(5.0), last_valid)
     _assert_finite(plan)
     assert plan.stamp_ns == 1_000 and plan.frame_id == "map" and len(plan.plan_id) == 16
     assert plan.timings.total_ms > 0.0
@@ -94,20 +97,75 @@ def _with_nan(trajectory):
     return replace(trajectory, yaw_rad=yaw)
 
 
+FAULTS = {
+    "plan_not_finite": (replace(RESULT, trajectory=_with_nan(GOOD)), Reason.PLAN_NAN),
+    "plan_over_limit": (replace(RESULT, trajectory=controls_to_path(
+        np.full(64, 12.0), np.zeros(64), 10.0)), Reason.PLAN_OVER_LIMIT),
+    "deadline_missed": (Refusal(Reason.REASONING_UNFINISHED, "out of time"),
+                        Reason.REASONING_UNFINISHED),
+    "model_failed": (ModelError("engine stopped"), Reason.MODEL_FAILED),
+}
+
+
 @pytest.mark.parametrize("answer, reason", [
-    (replace(RESULT, trajectory=_with_nan(GOOD)), Reason.PLAN_NAN),
-    (replace(RESULT, trajectory=controls_to_path(np.full(64, 12.0), np.zeros(64), 10.0)),
-     Reason.PLAN_OVER_LIMIT),
+    *FAULTS.values(),
     (replace(RESULT, trajectory=controls_to_path(np.zeros(64), np.zeros(64), 20.0)),
      Reason.PLAN_OVER_LIMIT),
-    (Refusal(Reason.REASONING_UNFINISHED, "out of tokens"), Reason.REASONING_UNFINISHED),
-    (ModelError("engine stopped"), Reason.MODEL_FAILED),
+    (Refusal(Reason.NO_MODEL, "no such file"), Reason.NO_MODEL),
 ])
 def test_a_bad_model_falls_back_to_the_kinematic_plan(answer, reason):
     plan = _plan(FakeModel(answer), _observation(degraded=(LATE_CAMERA,)))
     assert plan.status is PlanStatus.KINEMATIC and plan.planner == "kinematic"
     assert [r.reason for r in plan.reasons] == [Reason.CAMERA_LATE, reason]
     assert plan.trajectory.positions[-1] == pytest.approx([64.0, 0.0], abs=1e-6)
+
+
+def _last_valid(age_s=0.3):
+    """Straight on at 10 m/s, seen `age_s` ago, `age_s` times 10 m back."""
+    at = np.eye(4)
+    at[0, 3] = -10.0 * age_s
+    return replace(_plan(FakeModel(RESULT)), stamp_ns=1_000 - round(age_s * 1e9),
+                   map_from_base=at,
+                   trajectory=controls_to_path(np.zeros(64), np.zeros(64), 10.0))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("policy, status", [
+    ("kinematic", PlanStatus.KINEMATIC), ("last_valid", PlanStatus.LAST_VALID),
+    ("stop", PlanStatus.STOP)])
+def test_each_fault_has_its_policy(fault, policy, status):
+    answer, reason = FAULTS[fault]
+    others = "stop" if policy != "stop" else "kinematic"
+    policies = PoliciesConfig(**{**dict.fromkeys(FAULTS, others), fault: policy})
+    plan = _plan(FakeModel(answer), policies=policies, last_valid=_last_valid())
+    assert plan.status is status and [r.reason for r in plan.reasons] == [reason]
+
+
+def test_by_default_every_fault_ends_in_the_last_valid_plan_and_then_in_a_stop():
+    for answer, reason in FAULTS.values():
+        last = _last_valid()
+        plan = _plan(FakeModel(answer), policies=PoliciesConfig(), last_valid=last)
+        assert plan.status is PlanStatus.LAST_VALID and plan.plan_id == last.plan_id
+        assert plan.observed_ns == last.stamp_ns and len(plan.trajectory.positions) == 62
+        assert plan.trajectory.positions[-1] == pytest.approx([61.0, 0.0])
+        for old in (_last_valid(2.1), None):
+            plan = _plan(FakeModel(answer), policies=PoliciesConfig(), last_valid=old)
+            assert plan.status is PlanStatus.STOP and plan.observed_ns == 1_000
+            assert [r.reason for r in plan.reasons] == [reason, Reason.PLAN_TOO_OLD]
+            assert plan.trajectory.speed_mps[-1] == 0.0
+
+
+def test_a_last_valid_plan_the_vehicle_has_left_becomes_a_stop():
+    last = replace(_last_valid(), map_from_base=np.eye(4) + np.eye(4, k=3) * 50.0)
+    plan = _plan(FakeModel(FAULTS["plan_not_finite"][0]), policies=PoliciesConfig(),
+                 last_valid=last)
+    assert plan.status is PlanStatus.STOP
+    assert [r.reason for r in plan.reasons] == [Reason.PLAN_NAN, Reason.PLAN_LEFT]
+
+
+def test_a_last_valid_plan_is_not_kept_when_all_is_well():
+    assert _plan(FakeModel(RESULT), last_valid=_last_valid()).status is PlanStatus.OK
+    assert _plan(last_valid=_last_valid()).status is PlanStatus.KINEMATIC
 
 
 def test_a_late_model_falls_back():

@@ -16,11 +16,12 @@ from reasoning_planner import vla
 from reasoning_planner.config import PlannerConfig
 from reasoning_planner.datatypes import (STEP_NS, CameraFrame, Deadline, EgoHistory,
                                          Observation, PlanStatus, Reason, Refusal, TokenOrigin)
-from reasoning_planner.errors import ConfigError, ModelError
+from reasoning_planner.errors import ConfigError, DataError, ModelError
 from reasoning_planner.perception.images import resize_for_model
 from reasoning_planner.planner import ModelResult, Planner
 from reasoning_planner.runtimes.base import Step
 from reasoning_planner.runtimes.factory import create_runtime
+from reasoning_planner.speculative.token_tree import chain
 from reasoning_planner.tokenization.prompt import build_prompt
 from reasoning_planner.tokenization.text_tokenizer import train_text_tokenizer
 from reasoning_planner.tokenization.trajectory_tokenizer import (
@@ -62,10 +63,12 @@ class Scripted:
     def length(self):
         return self._runtime.length
 
-    def _step(self):
-        word = self._words[min(len(self.extended), len(self._words) - 1)]
-        row = np.array([[word]])
-        return Step(row[0], row, np.zeros((1, 1), np.float32), ())
+    def _step(self, rows=1):
+        """What the script has behind each of the last `rows` tokens."""
+        known = len(self.extended)
+        token_ids = np.array([self._words[min(place, len(self._words) - 1)]
+                              for place in range(known - rows + 1, known + 1)])
+        return Step(token_ids, token_ids[:, None], np.zeros((rows, 1), np.float32), ())
 
     def encode_images(self, images):
         self.images.append(images.copy())
@@ -81,7 +84,11 @@ class Scripted:
     def extend(self, token_ids, *, indices=None, visible=None, logits=False):
         self.extended.extend(int(i) for i in token_ids)
         self._runtime.extend(token_ids)
-        return self._step()
+        return self._step(len(token_ids))
+
+    def crop(self, length):
+        self._runtime.crop(length)
+        del self.extended[length - len(self.prompts[-1]):]
 
     def act(self, noise, num_steps=None):
         self.acted.append((noise.copy(), self._runtime.length))
@@ -129,7 +136,7 @@ def test_the_reasoning_is_what_the_model_wrote(ort):
     assert reasoning.token_ids == tuple(words(WORDS[0]))
     assert "".join(reasoning.token_texts) == WORDS[0] + "<|cot_end|><|traj_future_start|>"
     assert set(reasoning.origins) == {TokenOrigin.DELIBERATIVE}
-    assert len(reasoning.origins) == reasoning.rounds == len(reasoning.token_ids)
+    assert len(reasoning.origins) == len(reasoning.token_ids)
     assert reasoning.tokens_per_target_pass == 1.0
     assert min(result.timings.encode_ms, result.timings.prefill_ms, result.timings.reason_ms,
                result.timings.act_ms) > 0.0
@@ -194,6 +201,53 @@ def test_the_planner_follows_it(ort):
     assert answer.reasoning.text == WORDS[0]
 
 
+# Drafts
+
+class Draft:
+    """A proposer with one chain for every round."""
+
+    name, origin = "script", TokenOrigin.CORPUS
+
+    def __init__(self, token_ids, error=None):
+        self.token_ids, self.error = token_ids, error
+
+    def reset(self, prompt):
+        self.written = 0
+
+    def propose(self, context):
+        if self.error:
+            raise self.error
+        return chain(self.token_ids(self.written), self.origin)
+
+    def observe(self, commit):
+        self.written += len(commit.token_ids)
+
+
+@pytest.mark.parametrize("drafted", [
+    lambda written: words(WORDS[0])[written:written + 4],           # what the target will say
+    lambda written: [*words(WORDS[0])[written:written + 2], 7, 7],  # half of it
+    lambda written: [7, 7, 7]], ids=["right", "half", "useless"])
+def test_a_draft_changes_neither_text_nor_path(ort, drafted):
+    alone = plan(model(ort)[0])
+    runtime = Scripted(ort, words(WORDS[0]))
+    result = plan(vla.VlaModel(runtime, TOKENIZER, proposer=Draft(drafted)))
+    assert result.reasoning.token_ids == alone.reasoning.token_ids and result.reasons == ()
+    assert runtime.extended == words(WORDS[0])      # true keys alone: no rejected draft's
+    assert np.abs(result.trajectory.positions - alone.trajectory.positions).max() < 1e-3
+    count = len(words(WORDS[0]))
+    accepted = result.reasoning.origins.count(TokenOrigin.CORPUS)
+    assert result.reasoning.accepted == accepted
+    assert (accepted > 0) == (result.reasoning.rounds < count)
+
+
+def test_a_draft_that_fails_is_said_and_costs_nothing_but_time(ort):
+    draft = Draft(None, DataError("draft logits are not finite"))
+    result = plan(vla.VlaModel(Scripted(ort, words(WORDS[0])), TOKENIZER, proposer=draft))
+    assert result.reasoning.token_ids == tuple(words(WORDS[0]))
+    assert result.reasons == (
+        Refusal(Reason.DRAFT_FAILED, "script: draft logits are not finite"),)
+
+
 # What goes wrong
 
 def test_a_text_without_end_is_ended_and_said_so(ort):
@@ -220,9 +274,9 @@ class DeadlineAfter:
 
 @pytest.mark.parametrize("count, reason, detail", [
     (0, Reason.DEADLINE_MISSED, "no time left to read the prompt"),
-    (1, Reason.REASONING_UNFINISHED, "deadline passed after 0 tokens"),
-    (3, Reason.REASONING_UNFINISHED, "deadline passed after 2 tokens"),
-    (len(words(WORDS[0])) + 1, Reason.DEADLINE_MISSED, "no time left to act")])
+    (1, Reason.REASONING_UNFINISHED, "no end within 1 tokens, the last before the deadline"),
+    (3, Reason.REASONING_UNFINISHED, "no end within 3 tokens, the last before the deadline"),
+    (len(words(WORDS[0])), Reason.DEADLINE_MISSED, "no time left to act")])
 def test_a_deadline_ends_the_cycle(ort, count, reason, detail):
     asked, runtime = model(ort)
     assert plan(asked, deadline=DeadlineAfter(count)) == Refusal(reason, detail)
@@ -236,7 +290,7 @@ def test_a_plan_that_is_not_finite_is_refused(ort, value):
     asked, _ = model(ort, controls=controls)
     assert plan(asked) == Refusal(Reason.PLAN_NAN, "1 of 128 controls are not finite")
     answer = Planner(PlannerConfig(), asked).plan(observation(), Deadline.never())
-    assert answer.status is PlanStatus.KINEMATIC and answer.reasons[0].reason is Reason.PLAN_NAN
+    assert answer.status is PlanStatus.STOP and answer.reasons[0].reason is Reason.PLAN_NAN
 
 
 def test_a_foreign_tokenizer_is_refused(ort):

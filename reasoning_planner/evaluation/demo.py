@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import MissingDependencyError, PlannerError
-from ..vla import checkpoint_directory
+from ..vla import VlaConfig, checkpoint_directory
 from . import kitti_drive
+from .recheck import write_twice
 from .records import Records, read_records
 from .report import make_report
 
@@ -34,6 +35,7 @@ MIN_CYCLES = 30                 # the drive has 51 frames
 MIN_PLANS = 10                  # 36 of them have 1.5 s of history; a slow machine skips some
 MODEL_RATE = 0.2                # a model on two processor cores is no real-time planner
 MODEL_DEADLINE_S = 3.0
+NOISE_SCALE = 0.0               # the middle of what the model deems likely, not a draw
 STEP_NS = 100_000_000
 
 
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder of the drive's frames and poses")
     parser.add_argument("--params", type=Path, default=Path("config/planner.param.yaml"),
                         help="parameter file of the node")
-    parser.add_argument("--checkpoint", default="none",
+    parser.add_argument("--checkpoint", default="nano",
                         help="model: a folder, or a name that comes with the package, as nano "
                              "(default %(default)s); \"none\" for the kinematic planner")
     parser.add_argument("--rate", type=float, default=None,
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     check(read_records(records), with_text=_has_model(args))
     summary = make_report(records, bag, out, {
         "bag_name": "KITTI odometry, right turn", "playing speed": _rate(args),
-        **({"model": args.checkpoint, "runtime": "ONNX Runtime, CPU"} if _has_model(args) else {}),
+        **(_model_info(bag, args.checkpoint) if _has_model(args) else {}),
         "pictures": "KITTI, Geiger, Lenz and Urtasun, CVPR 2012, CC BY-NC-SA 3.0: not for "
                     "commercial use"})
     if args.json:
@@ -109,6 +111,12 @@ def _has_model(args: argparse.Namespace) -> bool:
     return args.checkpoint != "none"
 
 
+def _model_info(bag: Path, checkpoint: str) -> dict[str, object]:
+    """What plans do not say of their model: its text without a draft, on the same drive."""
+    twice = write_twice(bag, checkpoint_directory(checkpoint), VlaConfig(noise_scale=NOISE_SCALE))
+    return {"model": checkpoint, "runtime": "ONNX Runtime, CPU", **twice.run_info()}
+
+
 def _rate(args: argparse.Namespace) -> float:
     return args.rate if args.rate is not None else MODEL_RATE if _has_model(args) else 1.0
 
@@ -117,7 +125,7 @@ def _node_parameters(args: argparse.Namespace) -> dict[str, object]:
     parameters: dict[str, object] = {"use_sim_time": True, "cameras.compressed": True}
     if _has_model(args):
         parameters |= {"model.checkpoint": str(checkpoint_directory(args.checkpoint).resolve()),
-                       "model.noise_scale": 0.0, "deadline_s": MODEL_DEADLINE_S}
+                       "model.noise_scale": NOISE_SCALE, "deadline_s": MODEL_DEADLINE_S}
     return parameters
 
 

@@ -38,6 +38,12 @@ class Camera:
     base_from_camera: np.ndarray
     size: tuple[int, int]
 
+    def scaled_to(self, image: np.ndarray) -> Camera:
+        """The same camera for an (H, W, 3) image of another resolution than calibrated."""
+        width, height = image.shape[1], image.shape[0]
+        scale = np.array([width / self.size[0], height / self.size[1], 1.0])
+        return Camera(self.k * scale[:, None], self.base_from_camera, (width, height))
+
     def from_fixed(self, map_from_base: np.ndarray, points: np.ndarray) -> np.ndarray:
         """(N, 3) points of the fixed frame, seen from a base pose -> (N, 3) camera frame."""
         map_from_camera = frames.compose(map_from_base, self.base_from_camera)

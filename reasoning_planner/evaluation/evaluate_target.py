@@ -31,7 +31,10 @@ from ..training.dataset import (FIRST_HELD_OUT_SEED, PromptLayout, Shard, check_
 from ..training.provenance import git_commit
 from ..training.validation import (MAX_NEW_TOKENS, exact_matches, fixed_noise, path_of,
                                    right_manoeuvres, true_paths)
-from ..vla import VlaConfig, checkpoint_directory, write_greedily
+from ..speculative.acceptance import GreedyRule
+from ..speculative.decoder import SpeculativeDecoder
+from ..speculative.proposer import NoProposer, PromptContext
+from ..vla import VlaConfig, checkpoint_directory
 from ..world.elements import FREE_ROAD, VISION_NEEDED
 from ..world.language import MANOEUVRES
 from ..world.samples import WorldSample, make_sample
@@ -63,6 +66,9 @@ class EnginePredictor:
         self.image_size = (vision.image_height, vision.image_width)
         self._layout = PromptLayout(self._tokenizer, self._engine.config)
         self._noise = fixed_noise(noise_scale)
+        self._decoder = SpeculativeDecoder(self._engine, NoProposer(),
+                                           self._tokenizer.special.traj_future_start,
+                                           MAX_NEW_TOKENS)
 
     def predict(self, shard: Shard, rows: Sequence[int], blind: bool
                 ) -> tuple[Sequence[str], np.ndarray]:
@@ -74,11 +80,7 @@ class EnginePredictor:
         images = np.stack([shard.images[row][place] for place in self._layout.places])
         features = self._engine.encode_images(np.zeros_like(images) if blind else images)
         prefilled = self._engine.prefill(self._layout.prompt(shard.history[row]), features)
-        stop_id = self._tokenizer.special.traj_future_start
-        written = write_greedily(self._engine, prefilled, stop_id, MAX_NEW_TOKENS,
-                                 Deadline.never())
-        if not written.finished:        # the expert needs the stop token's keys
-            self._engine.extend(np.array([stop_id]))
+        written = self._decoder.write(PromptContext(prefilled), GreedyRule(), Deadline.never())
         path = path_of(self._engine.act(self._noise), float(shard.v0_mps[row]))
         return self._tokenizer.decode(written.token_ids), path
 

@@ -8,7 +8,7 @@ bags and no planner.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Sequence
+from typing import Iterable, Optional, Sequence
 
 import numpy as np
 
@@ -291,3 +291,33 @@ def paired(ours: np.ndarray, theirs: np.ndarray) -> Paired:
     return Paired(difference=_column_means(difference),
                   share_better=np.where(count > 0, won / np.maximum(count, 1), np.nan),
                   samples=count)
+
+
+def best_sample(each_ade_m: np.ndarray) -> Optional[int]:
+    """Which of K paths is meant by minADE_k: least ADE at the furthest horizon that all reach.
+
+    Args:
+        each_ade_m: (K, H), NaN where a path falls short.
+    Returns:
+        Its row, the same one for every horizon; None where no horizon is reached.
+    """
+    reached = np.flatnonzero(np.isfinite(each_ade_m).all(axis=0))
+    return int(np.argmin(each_ade_m[:, reached[-1]])) if len(reached) else None
+
+
+def plan_gap(earlier_ns: np.ndarray, earlier: np.ndarray, later_ns: np.ndarray,
+             later: np.ndarray, horizons_s: Sequence[float] = HORIZONS_S) -> np.ndarray:
+    """How far two consecutive plans are from each other at the same moments.
+
+    Args:
+        earlier_ns, later_ns: (N,), (M,) int64, stamps of the waypoints (not times after t0).
+        earlier, later: (N, 3), (M, 3) positions in one fixed frame.
+    Returns:
+        (H,) metres: mean distance over the later plan's waypoints up to each horizon after its
+        t0; NaN where the earlier plan ends before.
+    """
+    inside = (later_ns >= earlier_ns[0]) & (later_ns <= earlier_ns[-1])
+    there = np.stack([np.interp(later_ns - later_ns[0], earlier_ns - later_ns[0], earlier[:, axis])
+                      for axis in (0, 1)], axis=1)                                      # (M, 2)
+    gaps = np.where(inside, np.linalg.norm(later[:, :2] - there, axis=1), np.nan)
+    return mean_until(later_ns - later_ns[0], gaps, horizons_s)

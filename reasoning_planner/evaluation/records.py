@@ -15,9 +15,9 @@ from typing import Any, Iterable, Mapping, Union
 
 import numpy as np
 
+from ..conversions import poses_in_map
 from ..datatypes import Plan, PlanStatus, TokenOrigin
 from ..errors import DataError
-from ..perception import frames
 
 STAGES = ("encode", "prefill", "reason", "act", "total")
 STATES = ("WAITING", "PLANNING", "DEGRADED", "BLOCKED")
@@ -146,17 +146,14 @@ def split_reason(text: str) -> tuple[str, str]:
 
 def record_of_plan(plan: Plan, received_ns: int = 0, latency_ms: float = 0.0) -> PlanRecord:
     """The record a plan leaves when it is made in this process, without messages."""
-    poses = np.stack([
-        frames.compose(plan.map_from_base, frames.planar_transform(position, yaw_rad))
-        for position, yaw_rad in zip(plan.trajectory.positions, plan.trajectory.yaw_rad)])
+    positions, quaternions_xyzw = poses_in_map(plan)
     timings = {stage: float(getattr(plan.timings, f"{stage}_ms")) for stage in STAGES}
     return PlanRecord(
         stamp_ns=plan.stamp_ns, received_ns=received_ns, latency_ms=latency_ms,
         frame_id=plan.frame_id, plan_id=plan.plan_id.hex(), status=plan.status.name,
         planner=plan.planner, map_from_base=plan.map_from_base,
         time_from_start_ns=plan.trajectory.time_from_start_ns,
-        positions=poses[:, :3, 3],
-        quaternions_xyzw=np.stack([frames.quaternion_from_matrix(p[:3, :3]) for p in poses]),
+        positions=positions, quaternions_xyzw=quaternions_xyzw,
         speed_mps=plan.trajectory.speed_mps, acceleration_mps2=plan.trajectory.acceleration_mps2,
         yaw_rate_rps=plan.trajectory.yaw_rate_rps, curvature_1pm=plan.trajectory.curvature_1pm,
         reasons=tuple((r.reason.value, r.detail) for r in plan.reasons),

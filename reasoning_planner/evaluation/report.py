@@ -242,7 +242,7 @@ def render_page(records: Records, drive: Drive, scored: Sequence[ScoredPlan],
     speed_range = _speed_range(scored)
     moments = [moment_view(s, images.get(s.plan.stamp_ns), drive.camera, width_m, speed_range,
                            start_ns) for s in chosen]
-    return _template().render(
+    return template("report.html.j2").render(
         summary=summary, run=run_rows(records, drive, summary, run_info),
         notes=planner_notes(summary["planners"], run_info), horizon=headline_horizon(summary),
         horizons=list(by_horizon(HORIZONS_S)), moments=moments,
@@ -257,7 +257,12 @@ def render_page(records: Records, drive: Drive, scored: Sequence[ScoredPlan],
         duration_s=float(drive.track.stamps_ns[-1] - start_ns) * 1e-9)
 
 
-def _template() -> Any:
+def template(name: str) -> Any:
+    """A template of this package, its filters set.
+
+    Raises:
+        MissingDependencyError: Jinja is not installed.
+    """
     try:
         import jinja2
         from markupsafe import Markup
@@ -268,7 +273,7 @@ def _template() -> Any:
         loader=jinja2.FileSystemLoader(str(Path(__file__).parent / "templates")),
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters.update(number=number, svg=Markup)
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def number(value: Optional[float], digits: Optional[int] = None, unit: str = "") -> str:
@@ -321,8 +326,8 @@ def run_rows(records: Records, drive: Drive, summary: Mapping[str, Any],
         ("System", ", ".join(str(v) for v in system if v)),
     ]
     known = {"bag_name", "planner", "planner_note", "model", "runtime", "hardware",
-             "autoregressive_ms", "odometry_topic", "image_topic", "vehicle_width_m",
-             "lossless_mismatches"}
+             "autoregressive_ms", "speculative_ms", "odometry_topic", "image_topic",
+             "vehicle_width_m", "lossless_mismatches"}
     rows += [(key.replace("_", " ").capitalize(), str(value)) for key, value in run_info.items()
              if key not in known and isinstance(value, (str, int, float))]
     if records.cut:
@@ -390,13 +395,20 @@ def moment_view(scored: ScoredPlan, image: Optional[np.ndarray], camera: Optiona
     }
 
 
-def above_view(scored: ScoredPlan) -> str:
-    """Bird's-eye view in the ego frame at t0, forward up; a dot at each whole second."""
+def above_view(scored: ScoredPlan, kinematic: Optional[np.ndarray] = None) -> str:
+    """Bird's-eye view in the ego frame at t0, forward up; a dot at each whole second.
+
+    Args:
+        kinematic: (N, 3) the kinematic plan, drawn too.
+    """
     base_from_map = frames.inverse(scored.plan.map_from_base)
     whole = scored.plan.time_from_start_ns % 1_000_000_000 == 0
     series = []
-    for points, css in ((scored.baseline, "baseline"), (scored.plan.positions, "plan"),
-                        (scored.truth, "truth")):
+    lines = [(scored.baseline, "baseline"), (scored.plan.positions, "plan"),
+             (scored.truth, "truth")]
+    if kinematic is not None and len(kinematic) == len(whole):
+        lines.insert(1, (kinematic, "kinematic"))
+    for points, css in lines:
         ahead, left = frames.transform_points(base_from_map, points)[:, :2].T
         series.append(Series(-left, ahead, css))
         series.append(Series(-left[whole], ahead[whole], css, dots=True))

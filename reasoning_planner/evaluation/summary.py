@@ -80,13 +80,14 @@ def build_summary(records: Records, scored: Sequence[ScoredPlan],
         scored: the plans beside the driven path, from `score_plans`.
         run_info: what the records cannot know. Used here: "model", "runtime", "hardware"
             (otherwise this machine), "lossless_mismatches", "autoregressive_ms" (reasoning times
-            of the same scenes without a draft; otherwise of the plans written without one). All
-            may be missing.
+            of the same scenes without a draft; otherwise of the plans written without one),
+            "speculative_ms" (with it, in the same run; otherwise of the plans). All may be
+            missing.
     """
     plans = records.plans
     ours = horizon_errors([s.errors for s in scored])
     theirs = horizon_errors([s.baseline_errors for s in scored])
-    return _plain({
+    return plain({
         **_counts(records),
         **_reasoning(plans, run_info),
         "stage_ms": stage_quantiles((p.timings_ms for p in plans), STAGES),
@@ -137,7 +138,8 @@ def _reasoning(plans: Sequence[PlanRecord], run_info: Mapping[str, Any]) -> dict
     undrafted_ms = [p.timings_ms["reason"] for p in written if p.proposed == 0]
     autoregressive = quantiles(run_info.get("autoregressive_ms") or undrafted_ms,
                                ("p50",))["p50"]
-    speculative = quantiles((p.timings_ms["reason"] for p in drafted), ("p50",))["p50"]
+    drafted_ms = [p.timings_ms["reason"] for p in drafted]
+    speculative = quantiles(run_info.get("speculative_ms") or drafted_ms, ("p50",))["p50"]
     return {
         "coc_examples": list(dict.fromkeys(p.text for p in written if p.text))[:EXAMPLES],
         "acceptance_length": 1.0 + sum(p.accepted for p in drafted)
@@ -216,12 +218,12 @@ def _gpu_name() -> Optional[str]:
     return ", ".join(answer.stdout.split("\n")).strip(", ") or None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Numbers and containers as JSON has them; NaN and infinity become null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

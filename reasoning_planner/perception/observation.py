@@ -18,7 +18,8 @@ import numpy as np
 
 from .ego_history import OdometryBuffer, stamp_rate
 from ..config import PlannerConfig
-from ..datatypes import STEP_NS, CameraFrame, Observation, OdometrySample, Reason, Refusal
+from ..datatypes import (STEP_NS, CameraFrame, EgoHistory, Observation, OdometrySample, Reason,
+                         Refusal)
 from ..errors import InputError
 
 FRAMES_PER_CAMERA = 4
@@ -257,6 +258,14 @@ class ObservationBuilder:
             degraded=degraded,
             route_text=route_text,
         )
+
+    def newest_history(self) -> EgoHistory | Refusal:
+        """The ego history at the newest odometry sample; not counted where there is none."""
+        with self._lock:
+            newest_ns = self._odometry.newest_ns
+            if newest_ns is None:
+                return Refusal(Reason.NO_ODOMETRY, "nothing usable so far")
+            return self._odometry.history_at(newest_ns)
 
     def reset(self, reason: Reason) -> None:
         """Forget odometry and frames, count the reason, begin a new epoch; counts stay."""

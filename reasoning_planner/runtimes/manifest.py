@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class Manifest:
         top_k: how many likeliest tokens the decoder names.
         checkpoint: file name -> sha256 of what the graphs were made from and read.
         graphs: "vision", "decoder", "expert".
+        costs: a cost curve measured with these graphs, see speculative.cost_curve; None: not yet.
     """
 
     format: int
@@ -50,10 +52,29 @@ class Manifest:
     top_k: int
     checkpoint: dict[str, str]
     graphs: dict[str, Graph]
+    costs: dict[str, Any] | None = None
 
     def serialised(self) -> bytes:
         """The file's bytes."""
-        return (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode()
+        values = dataclasses.asdict(self)
+        if self.costs is None:
+            del values["costs"]
+        return (json.dumps(values, indent=1) + "\n").encode()
+
+    def save(self, directory: Path) -> None:
+        """Replace the file in one move.
+
+        Raises:
+            ModelError: it cannot be written.
+        """
+        path = directory / MANIFEST_NAME
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            partial.write_bytes(self.serialised())
+            os.replace(partial, path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ModelError(f"{path}: cannot be written ({error.strerror})") from error
 
     @classmethod
     def load(cls, directory: Path) -> Manifest:

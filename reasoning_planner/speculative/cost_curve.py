@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 from ..runtimes.base import Runtime
+from ..runtimes.manifest import MANIFEST_NAME, Manifest
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,25 @@ class CostCurve:
         if problems:
             raise ConfigError(problems)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as a manifest holds them."""
+        return {"sizes": list(self.sizes), "cost_ms": list(self.cost_ms),
+                "round_ms": self.round_ms}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CostCurve:
+        """Rebuild from `to_dict`; other keys, such as where it was measured, are passed over.
+
+        Raises:
+            ConfigError: a key is missing, or a value is refused.
+        """
+        try:
+            return cls(tuple(int(size) for size in values["sizes"]),
+                       tuple(float(ms) for ms in values["cost_ms"]), float(values["round_ms"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError([f"cost curve: given {values!r} ({type(error).__name__}: "
+                               f"{error}), expected sizes, cost_ms and round_ms"]) from error
+
     def round_costs(self, largest: int) -> np.ndarray:
         """(largest,) float64, milliseconds of a round whose pass is over 1 .. largest tokens."""
         wanted = np.arange(1, largest + 1)
@@ -58,13 +79,36 @@ def measure_cost_curve(runtime: Runtime, sizes: Sequence[int] = (1, 2, 4, 8, 16)
     Raises:
         ModelError: the cache has no room.
     """
-    medians = []
-    for size in sizes:
-        times = []
-        for _ in range(repeats + 1):
+    times_ms: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(repeats + 1):
+        for size in sizes:      # in turn, so that a slow moment of the machine hits all alike
             length, started_s = runtime.length, time.perf_counter()
             runtime.extend(np.zeros(size, np.int64))
             runtime.crop(length)
-            times.append(time.perf_counter() - started_s)
-        medians.append(1e3 * float(np.median(times[1:])))
+            times_ms[size].append(1e3 * (time.perf_counter() - started_s))
+    medians = [float(np.median(times_ms[size][1:])) for size in sizes]
     return CostCurve(tuple(sizes), tuple(medians), round_ms)
+
+
+def load_cost_curve(graphs: Path) -> CostCurve | None:
+    """What `bench --calibrate` measured with the graphs of a directory; None: it did not yet.
+
+    Raises:
+        ModelError: the manifest is missing or damaged.
+    """
+    costs = Manifest.load(graphs).costs
+    try:
+        return None if costs is None else CostCurve.from_dict(costs)
+    except ConfigError as error:
+        raise ModelError(f"{graphs / MANIFEST_NAME}: {error}") from error
+
+
+def save_cost_curve(curve: CostCurve, graphs: Path, about: Mapping[str, Any]) -> None:
+    """Write a curve into the manifest of the graphs it was measured with.
+
+    Args:
+        about: where it was measured: hardware, threads.
+    Raises:
+        ModelError: the manifest is missing, damaged or cannot be written.
+    """
+    replace(Manifest.load(graphs), costs={**curve.to_dict(), **about}).save(graphs)

@@ -47,9 +47,9 @@ from .validation import ade, exact_matches, right_manoeuvres, true_paths
 STAGES = ("tower", "joint", "expert")
 VALIDATION_SEED = FIRST_HELD_OUT_SEED + 500_000     # clear of evaluate-target's seeds
 FRONT_AND_TELE = ((1, 3), (3, 3))
-# What a vehicle ahead is doing shows in few pixels: half of the wrong manoeuvres are here.
-HARD_KINDS = ("lead_follow", "lead_slow", "lead_braking", "lead_stopped", "red_light",
-              "green_light")
+# What a vehicle ahead is doing shows in few pixels: most of the wrong manoeuvres are here.
+HARD_KINDS = ("lead_follow", "lead_slow", "lead_braking", "lead_stopped", "green_light",
+              "curve_left", "curve_right", "oncoming")
 EXPERT_PARTS = ("expert.", "action_in_proj.", "action_out_proj.")
 
 

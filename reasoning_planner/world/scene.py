@@ -23,6 +23,7 @@ KIND_SHARES = {
     "curve_right": 0.04, "cut_in": 0.05, "merge": 0.03, "oncoming": 0.04,
 }
 KINDS = tuple(KIND_SHARES)
+GREEN_KEEP_MPS = 9.0    # at a green light a slower driver accelerates, a faster one keeps speed
 
 
 @dataclass
@@ -282,7 +283,7 @@ def _signal(draft: Draft, device: str, state: str) -> None:
     start = -2.0 if standing else draft.reaction
     if state != "green":
         draft.demands = Demands(stops=(Stop(s - 0.8, start),))
-    elif standing or draft.chance(0.7):
+    elif standing or draft.speed < GREEN_KEEP_MPS:
         target = draft.speed + draft.uniform(3.0, 5.5) + 3.0 * standing
         draft.demands = Demands(cruises=(Cruise(target, draft.reaction, draft.uniform(1.0, 1.8)),))
         draft.facts = replace(draft.facts, variant="standing" if standing else "accelerate")
