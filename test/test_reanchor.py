@@ -64,7 +64,8 @@ def test_between_two_rows_the_motion_is_the_unicycle_s():
 def test_a_turn_is_seen_from_the_new_heading():
     # 1 rad/s at 10 m/s: after 1 s on the circle of 10 m about (0, 10), heading 1 rad.
     where = pose(CIRCLE.positions[10, 0], CIRCLE.positions[10, 1], CIRCLE.yaw_rad[10])
-    assert where[:2, 3] == pytest.approx([10.0 * np.sin(1.0), 10.0 * (1.0 - np.cos(1.0))], abs=0.02)
+    expected = [10.0 * np.sin(1.0), 10.0 * (1.0 - np.cos(1.0))]
+    assert where[:2, 3] == pytest.approx(expected, abs=0.02)
     rest = moved(plan(CIRCLE), 1.0, where).trajectory
     # What is left is the same circle again, begun anew.
     assert rest.positions == pytest.approx(CIRCLE.positions[:55], abs=1e-9)

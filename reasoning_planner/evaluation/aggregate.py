@@ -141,7 +141,7 @@ def _only(results: Sequence[Mapping[str, Any]], key: str) -> Any:
 
 def _bag(table: Table, result: Mapping[str, Any]) -> dict[str, Any]:
     rows = table.where(np.array([name == result["name"] for name in table["bag"]], dtype=bool))
-    kept = ("bag", "bag_id", "mode", "topics", "frame_id", "base_frame", "notes", "losses", "duration_s",
-            "driven_m", "cycles", "plans", "dropped_by_reason", "passed")
+    kept = ("bag", "bag_id", "mode", "topics", "frame_id", "base_frame", "notes", "losses",
+            "duration_s", "driven_m", "cycles", "plans", "dropped_by_reason", "passed")
     return {**{name: result[name] for name in kept},
             "metrics": {metric.name: means(rows, metric) for metric in METRICS}}

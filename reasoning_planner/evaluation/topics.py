@@ -262,8 +262,8 @@ def _by_name_alone(groups: Sequence[Sequence[CameraTopic]]) -> bool:
 def _no_camera(found: Survey, anchor: int) -> str:
     trouble = "; ".join(found.unreadable)
     held = sorted({f"{t.name} ({t.type})" for t in found.topics.values()})
-    return (f"{found.bag_name}: no image topic for the {SLOT_NAMES[anchor]} camera, whose stamp is "
-            f"t0{f' ({trouble})' if trouble else ''}, expected sensor_msgs/msg/Image or "
+    return (f"{found.bag_name}: no image topic for the {SLOT_NAMES[anchor]} camera, whose stamp "
+            f"is t0{f' ({trouble})' if trouble else ''}, expected sensor_msgs/msg/Image or "
             f"CompressedImage; it holds {', '.join(held) or 'no message'}; --odometry-only "
             "evaluates the kinematic planner on the odometry alone")
 
