@@ -171,9 +171,9 @@ class VlaModel:
         checkpoint = checkpoint_directory(checkpoint)
         tokenizer = TextTokenizer.load(checkpoint / "tokenizer.json")
         engine = create_runtime(runtime, checkpoint, graphs=graphs, threads=threads)
-        drafting = config.proposer == "auto"
-        return cls(engine, tokenizer, config, shipped_proposer(
-            checkpoint, config.num_speculative_tokens) if drafting else None)
+        proposer = (shipped_proposer(checkpoint, config.num_speculative_tokens)
+                    if config.proposer == "auto" else None)
+        return cls(engine, tokenizer, config, proposer)
 
     def plan_trajectory(self, observation: Observation,
                         deadline: Deadline) -> ModelResult | Refusal:

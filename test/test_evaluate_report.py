@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import html.parser
 import json
 import re
 
@@ -13,6 +12,7 @@ pytest.importorskip("jinja2")
 cv2 = pytest.importorskip("cv2")
 
 import browser
+from page_checker import Checker
 from test_evaluate_scores import T0, quaternions, straight
 
 from reasoning_planner.evaluation import evaluation_report, metrics
@@ -23,7 +23,6 @@ from reasoning_planner.evaluation.moments import (SPACING_NS, WORST, WorstMoment
 from reasoning_planner.evaluation.score_table import empty_row, table_of
 from reasoning_planner.evaluation.scores import score_plan
 
-VOID = {"meta", "link", "img", "input", "br"}
 CAMERA = {"k": [[60.0, 0, 32], [0, 60, 16], [0, 0, 1]], "size": [64, 32],
           "base_from_camera": [[0, 0, 1, 1.5], [-1, 0, 0, 0], [0, -1, 0, 1.5], [0, 0, 0, 1]]}
 SAID = dict(text="Stop <now> & wait", token_texts=("Stop", " <now>", " & wait", "<|end|>"),
@@ -83,22 +82,6 @@ def page(tmp_path_factory):
     summary = summarise(table, results, info)
     evaluation_report.write_report(out / "report.html", summary, table, results, folders)
     return out / "report.html"
-
-
-class Checker(html.parser.HTMLParser):
-    """Whether tags are closed in order, and what the page would load."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.loads = [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.loads += [v for k, v in attributes if k in ("src", "href", "srcset", "action")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, (tag, self.getpos())
 
 
 def test_the_page_is_whole_and_loads_nothing(page):

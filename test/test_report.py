@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import html.parser
 import json
 import re
 
@@ -12,6 +11,8 @@ import pytest
 pytest.importorskip("jinja2")
 cv2 = pytest.importorskip("cv2")
 
+from page_checker import Checker
+
 from reasoning_planner.errors import DataError
 from reasoning_planner.evaluation import kitti_drive, report
 from reasoning_planner.evaluation.records import (STAGES, PlanRecord, StatusRecord,
@@ -20,7 +21,6 @@ from reasoning_planner.evaluation.records import (STAGES, PlanRecord, StatusReco
 STEP = 100_000_000
 FRAMES = 31
 SPEED = 10.0
-VOID = {"meta", "link", "img", "input", "br"}
 
 
 @pytest.fixture(scope="module")
@@ -62,22 +62,6 @@ def make(tmp_path, bag, records, **run_info):
     summary = report.make_report(tmp_path / "records.jsonl", bag, tmp_path / "out",
                                  {"hardware": {"cpu": "test <cpu>", "cores": 4}, **run_info})
     return summary, (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-
-
-class Checker(html.parser.HTMLParser):
-    """Whether tags are closed in order, and what the page would load."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.loads = [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.loads += [v for k, v in attributes if k in ("src", "href", "srcset", "action")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, (tag, self.getpos())
 
 
 def images_of(page):

@@ -19,7 +19,6 @@ from ..errors import PlannerError
 from .node_runs import Drive, Listener, NodeProcess, environment
 
 WARM_UP_S = 5.0
-SAMPLES = 1000                  # kept by the node
 START_TIMEOUT_S = 120.0
 COLUMNS = ("p50", "p95", "p99", "max")
 

@@ -1,7 +1,7 @@
 """A planner_node in a process of its own, fed in real time, and what it says collected.
 
-For the commands that measure the node: isolation_bench, publication_rate, soak. The drive is a
-straight one at 10 m/s with grey images: it is the node that is looked at, not its plans.
+For commands that measure the node, such as isolation_bench. The drive is a straight one at 10 m/s
+with grey images: it is the node that is looked at, not its plans.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 import rclpy
@@ -65,11 +64,6 @@ class NodeProcess:
         for name, value in parameters.items():
             command += ["-p", f"{name}:={json.dumps(value)}"]
         self._process = subprocess.Popen(command, env=env, cwd="/")
-
-    @property
-    def pid(self) -> int:
-        """Of the node, not of its model's process."""
-        return self._process.pid
 
     @property
     def is_running(self) -> bool:
@@ -212,18 +206,3 @@ class Drive:
         self._image.header.stamp = Time(**stamp_fields(time.time_ns()))
         for camera in self._cameras:
             camera.publish(self._image)
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process, MiB; 0 once it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return 0.0
-    line = next((line for line in text.splitlines() if line.startswith("VmRSS:")), "VmRSS: 0 kB")
-    return int(line.split()[1]) / 1024.0
-
-
-def summary_line(values: dict[str, Any]) -> str:
-    """Figures as "name value" pairs."""
-    return ", ".join(f"{name} {value}" for name, value in values.items())

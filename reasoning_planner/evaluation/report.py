@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import cv2
@@ -25,14 +25,13 @@ from .metrics import HORIZONS_S, PoseTrack, horizon_errors, track_of_odometry
 from .records import STAGES, PlanRecord, Records, read_records
 from .summary import (ScoredPlan, build_summary, by_horizon, replace_text, score_plans,
                       write_summary)
+from .survey import (CAMERA_INFO, PINHOLE_MODELS, nearest_info, static_topics, transforms_of,
+                     vector)
 
 MOMENTS = 8
 VEHICLE_WIDTH_M = 1.85
 ODOMETRY = "nav_msgs/msg/Odometry"
 IMAGES = ("sensor_msgs/msg/CompressedImage", "sensor_msgs/msg/Image")
-CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
-TF = "tf2_msgs/msg/TFMessage"
-PINHOLE_MODELS = ("", "plumb_bob", "rational_polynomial")
 PLANNER_NOTES = {
     "kinematic": "Kinematic planner: goes on from the ego motion alone. No model, no reasoning, "
                  "the camera is not used.",
@@ -124,21 +123,17 @@ def _stamp_ns(header: Any) -> int:
     return int(header.stamp.sec) * 1_000_000_000 + int(header.stamp.nanosec)
 
 
-def _vector(value: Any, names: str = "xyz") -> np.ndarray:
-    return np.array([getattr(value, name) for name in names], dtype=np.float64)
-
-
 def _read_track(bag: bags.Bag, topic: str) -> tuple[PoseTrack, str]:
     """The driven poses and the name of the base frame; poses that are no rotation are left out."""
     samples, header_frame, base_frame = [], "", ""
     for message in _decoded(bag, [topic]):
         header_frame, base_frame = message.header.frame_id, message.child_frame_id
-        rotation = frames.normalised_quaternion(_vector(message.pose.pose.orientation, "xyzw"))
-        position = _vector(message.pose.pose.position)
+        rotation = frames.normalised_quaternion(vector(message.pose.pose.orientation, "xyzw"))
+        position = vector(message.pose.pose.position)
         if isinstance(rotation, np.ndarray) and np.isfinite(position).all():
             samples.append(OdometrySample(
                 _stamp_ns(message.header), position, rotation,
-                _vector(message.twist.twist.linear), _vector(message.twist.twist.angular)))
+                vector(message.twist.twist.linear), vector(message.twist.twist.angular)))
     return track_of_odometry(samples, header_frame), base_frame or "base_link"
 
 
@@ -151,38 +146,18 @@ def _read_image_stamps(bag: bags.Bag, topic: Optional[str]) -> tuple[np.ndarray,
 def _read_camera(bag: bags.Bag, image_topic: Optional[str], image_frame: str,
                  base_frame: str) -> tuple[Optional[Camera], np.ndarray]:
     """The shown camera's calibration, and its distortion; None when the bag does not tell."""
-    info_topic = _info_topic(bag, image_topic or "")
+    info_topic = nearest_info(image_topic or "", [
+        t.name for t in bag.topics.values() if t.type == CAMERA_INFO and t.count])
     info = next(iter(_decoded(bag, [info_topic])), None) if info_topic else None
-    base_from_camera = _base_from_frame(_static_transforms(bag), base_frame, image_frame)
+    topics = static_topics(bag)
+    transforms = transforms_of(_decoded(bag, topics) if topics else ())
+    base_from_camera = _base_from_frame(transforms, base_frame, image_frame)
     if info is None or base_from_camera is None or info.distortion_model not in PINHOLE_MODELS:
         return None, np.zeros(0)
     distortion = np.asarray(info.d, dtype=np.float64)
     camera = Camera(k=np.asarray(info.k, dtype=np.float64).reshape(3, 3),
                     base_from_camera=base_from_camera, size=(int(info.width), int(info.height)))
     return camera, distortion if distortion.any() else np.zeros(0)
-
-
-def _info_topic(bag: bags.Bag, image_topic: str) -> Optional[str]:
-    """The camera_info nearest to an image topic: in its namespace, or in one above."""
-    namespaces = list(PurePosixPath(image_topic).parents)
-    found = [t.name for t in bag.topics.values() if t.type == CAMERA_INFO and t.count
-             and PurePosixPath(t.name).parent in namespaces]
-    return max(found, key=lambda name: name.count("/"), default=None)
-
-
-def _static_transforms(bag: bags.Bag) -> dict[str, tuple[str, np.ndarray]]:
-    """child frame -> (parent frame, parent_from_child)."""
-    topics = [t.name for t in bag.topics.values()
-              if t.type == TF and t.count and t.name.endswith("tf_static")]
-    transforms = {}
-    for message in _decoded(bag, topics) if topics else ():
-        for item in message.transforms:
-            rotation = frames.normalised_quaternion(_vector(item.transform.rotation, "xyzw"))
-            if isinstance(rotation, np.ndarray):
-                matrix = frames.transform(frames.matrix_from_quaternion(rotation),
-                                          _vector(item.transform.translation))
-                transforms[item.child_frame_id] = (item.header.frame_id, matrix)
-    return transforms
 
 
 def _base_from_frame(transforms: Mapping[str, tuple[str, np.ndarray]], base_frame: str,

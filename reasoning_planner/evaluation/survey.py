@@ -11,7 +11,7 @@ import functools
 import struct
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ..perception import frames
 HEADER = "std_msgs/msg/Header"
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 TF = "tf2_msgs/msg/TFMessage"
+PINHOLE_MODELS = ("", "plumb_bob", "rational_polynomial")
 OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 _POSES = {"geometry_msgs/msg/Pose": (), "geometry_msgs/msg/PoseWithCovariance": ("pose",)}
 _TWISTS = {"geometry_msgs/msg/Twist": (), "geometry_msgs/msg/TwistWithCovariance": ("twist",)}
@@ -240,12 +241,13 @@ def sample_of(message: Any, shape: PoseShape, stamp_ns: Optional[int] = None) ->
     twist = functools.reduce(getattr, shape.twist, message) if shape.twist else None
     return OdometrySample(
         stamp_ns=nanoseconds(message.header.stamp) if stamp_ns is None else stamp_ns,
-        position=_vector(pose.position), quaternion_xyzw=_vector(pose.orientation, "xyzw"),
-        linear_velocity=zero if twist is None else _vector(twist.linear),
-        angular_velocity=zero if twist is None else _vector(twist.angular))
+        position=vector(pose.position), quaternion_xyzw=vector(pose.orientation, "xyzw"),
+        linear_velocity=zero if twist is None else vector(twist.linear),
+        angular_velocity=zero if twist is None else vector(twist.angular))
 
 
-def _vector(value: Any, names: str = "xyz") -> np.ndarray:
+def vector(value: Any, names: str = "xyz") -> np.ndarray:
+    """Fields of a message -> (len(names),) float64."""
     return np.array([getattr(value, name) for name in names], dtype=np.float64)
 
 
@@ -284,11 +286,17 @@ def _camera(bag: Bag, topic: Topic, compressed: bool,
             infos: Mapping[str, Optional[Calibration]],
             transforms: Mapping[str, tuple[str, np.ndarray]], base_frame: str) -> CameraTopic:
     header = _first(bag, topic.name).header
-    namespaces = list(PurePosixPath(topic.name).parents)
-    near = [name for name in infos if PurePosixPath(name).parent in namespaces]
-    info = infos[max(near, key=lambda name: name.count("/"))] if near else None
+    near = nearest_info(topic.name, infos)
+    info = infos[near] if near is not None else None
     return CameraTopic(topic, compressed, header.frame_id, nanoseconds(header.stamp) != 0, info,
                        optical(base_from_frame(transforms, base_frame, header.frame_id)))
+
+
+def nearest_info(image_topic: str, info_topics: Iterable[str]) -> Optional[str]:
+    """The camera_info nearest to an image topic: in its namespace, or in one above."""
+    namespaces = list(PurePosixPath(image_topic).parents)
+    return max((name for name in info_topics if PurePosixPath(name).parent in namespaces),
+               key=lambda name: name.count("/"), default=None)
 
 
 def _first(bag: Bag, topic: str) -> Any:
@@ -304,7 +312,7 @@ def _calibration(bag: Bag, topic: str) -> Optional[Calibration]:
         return None
     return Calibration(np.asarray(info.k, dtype=np.float64).reshape(3, 3),
                        np.asarray(info.d, dtype=np.float64), int(info.width), int(info.height),
-                       info.distortion_model in ("", "plumb_bob", "rational_polynomial"))
+                       info.distortion_model in PINHOLE_MODELS)
 
 
 def optical(base_from_camera: Optional[np.ndarray]) -> Optional[np.ndarray]:
@@ -320,20 +328,33 @@ def optical(base_from_camera: Optional[np.ndarray]) -> Optional[np.ndarray]:
 # Mounting
 
 def static_transforms(bag: Bag) -> dict[str, tuple[str, np.ndarray]]:
-    """child frame -> (parent frame, parent_from_child) out of every tf_static topic."""
-    topics = [t.name for t in bag.topics.values()
-              if t.type == TF and t.count and t.name.endswith("tf_static")]
-    transforms = {}
+    """child frame -> (parent frame, parent_from_child), of the messages that can be read."""
+    return transforms_of(_readable(bag, static_topics(bag)))
+
+
+def _readable(bag: Bag, topics: Sequence[str]) -> Iterator[Any]:
     for raw in bag.messages(topics) if topics else ():
         try:
-            message = bag.decode(raw)
+            yield bag.decode(raw)
         except DataError:
             continue
+
+
+def static_topics(bag: Bag) -> list[str]:
+    """Every tf_static topic with messages."""
+    return [t.name for t in bag.topics.values()
+            if t.type == TF and t.count and t.name.endswith("tf_static")]
+
+
+def transforms_of(messages: Iterable[Any]) -> dict[str, tuple[str, np.ndarray]]:
+    """TFMessages -> child frame -> (parent frame, parent_from_child)."""
+    transforms = {}
+    for message in messages:
         for item in message.transforms:
-            rotation = frames.normalised_quaternion(_vector(item.transform.rotation, "xyzw"))
+            rotation = frames.normalised_quaternion(vector(item.transform.rotation, "xyzw"))
             if isinstance(rotation, np.ndarray):
                 matrix = frames.transform(frames.matrix_from_quaternion(rotation),
-                                          _vector(item.transform.translation))
+                                          vector(item.transform.translation))
                 transforms[item.child_frame_id] = (item.header.frame_id, matrix)
     return transforms
 

@@ -15,12 +15,11 @@ import numpy as np
 
 from .decoder_graph import LANGUAGE, swiglu
 from .graph_builder import FLOAT, INT64, GraphBuilder, StoredWeights
-from .to_onnx import _write
 from ..errors import ModelError
 from ..models.config import ModelConfig
 from ..models.draft_config import WEIGHTS_NAME, DraftConfig
 from ..runtimes.draft_base import GRAPH_NAME, MANIFEST_NAME, TOP_K, load_draft_config
-from ..runtimes.manifest import load_config, sha256_of
+from ..runtimes.manifest import load_config, replace_file, sha256_of
 
 EMBEDDING, HEAD = f"{LANGUAGE}.embed_tokens.weight", "vlm.lm_head.weight"
 
@@ -52,11 +51,11 @@ def export_draft(folder: Path, checkpoint: Path) -> Path:
     except KeyError as error:
         raise ModelError(f"{checkpoint}: no tensor {error}, expected a target's") from error
     content = draft_graph(config, model, weights, TOP_K).serialised()
-    _write(folder / GRAPH_NAME, content)
+    replace_file(folder / GRAPH_NAME, content)
     about = {"format": 1, "top_k": TOP_K, "sha256": {
         GRAPH_NAME: hashlib.sha256(content).hexdigest(),
         WEIGHTS_NAME: sha256_of(folder / WEIGHTS_NAME)}}
-    _write(folder / MANIFEST_NAME, (json.dumps(about, indent=1) + "\n").encode())
+    replace_file(folder / MANIFEST_NAME, (json.dumps(about, indent=1) + "\n").encode())
     return folder / GRAPH_NAME
 
 

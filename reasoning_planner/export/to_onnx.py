@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import sys
 from pathlib import Path
 
 from ..errors import MissingDependencyError, ModelError
 from ..models.checkpoint_keys import expected_tensors
 from ..models.config import ModelConfig
-from ..runtimes.manifest import FORMAT, MANIFEST_NAME, Graph, Manifest, load_config, sha256_of
+from ..runtimes.manifest import FORMAT, Graph, Manifest, load_config, replace_file, sha256_of
 
 DEFAULT_TOP_K = 8
 MAX_GRAPH_BYTES = 1 << 20
@@ -75,27 +74,16 @@ def export(checkpoint: Path, out: Path | None = None, *, top_k: int = DEFAULT_TO
     for name, graph in graphs.items():
         content = graph.serialised()
         assert len(content) < MAX_GRAPH_BYTES, f"{name}: {len(content)} bytes hold weights"
-        _write(out / f"{name}.onnx", content)
+        replace_file(out / f"{name}.onnx", content)
         described[name] = Graph(f"{name}.onnx", hashlib.sha256(content).hexdigest(),
                                 *graph.signature())
     files = ["config.json", "tokenizer.json", *(path.name for path in weights.files)]
     manifest = Manifest(FORMAT, "ort", config.name, top_k,
                         {name: sha256_of(checkpoint / name) for name in files}, described)
-    _write(out / MANIFEST_NAME, manifest.serialised())
+    manifest.save(out)
     return manifest
 
 
 def _require_exportable(config: ModelConfig, top_k: int) -> None:
     if not 1 <= top_k <= config.tokens.text_vocab_size:
         raise ModelError(f"top_k: given {top_k}, expected 1 .. {config.tokens.text_vocab_size}")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """At once and whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ModelError(f"{path}: cannot be written ({error.strerror})") from error

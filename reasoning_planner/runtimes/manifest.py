@@ -67,14 +67,7 @@ class Manifest:
         Raises:
             ModelError: it cannot be written.
         """
-        path = directory / MANIFEST_NAME
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(self.serialised())
-            os.replace(partial, path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ModelError(f"{path}: cannot be written ({error.strerror})") from error
+        replace_file(directory / MANIFEST_NAME, self.serialised())
 
     @classmethod
     def load(cls, directory: Path) -> Manifest:
@@ -130,6 +123,21 @@ def load_config(directory: Path) -> ModelConfig:
     except (ValueError, TypeError, AttributeError, ConfigError) as error:
         raise ModelError(f"{path}: {error}, expected the configuration of a checkpoint in this "
                          f"package's layout") from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file at once and whole.
+
+    Raises:
+        ModelError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ModelError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def sha256_of(path: Path) -> str:
