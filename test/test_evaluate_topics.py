@@ -230,3 +230,11 @@ def test_frames_meet_anywhere_in_the_tree():
     assert found[:3, 3] == pytest.approx([5.0, 0, 0])
     assert survey.base_from_frame(transforms, "base_link", "nowhere") is None
     assert survey.base_from_frame(transforms, "loop", "lens") is None
+
+
+def test_a_camera_is_calibrated_by_the_info_nearest_above_it():
+    infos = ["/camera_info", "/front/camera_info", "/rear/camera_info", "/front/left/camera_info"]
+    assert survey.nearest_info("/front/image_raw", infos) == "/front/camera_info"
+    assert survey.nearest_info("/front/left/image_raw", infos) == "/front/left/camera_info"
+    assert survey.nearest_info("/side/image_raw", infos) == "/camera_info"
+    assert survey.nearest_info("/side/image_raw", infos[1:]) is None
