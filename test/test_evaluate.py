@@ -137,13 +137,14 @@ def test_lockstep_twice_gives_identical_files_also_in_processes(done, drive, tmp
     other = made.write_ros2(tmp_path / "other" / "short", 2.5)
     runs = [tmp_path / "here", tmp_path / "processes"]
     for out, jobs in zip(runs, (1, 2)):
-        code, _, err = evaluate(capsys, drive, other, "--out", out, "--jobs", jobs, "--jsonl")
+        code, _, err = evaluate(capsys, drive, other, "--out", out, "--jobs", jobs, "--jsonl",
+                                "--video")
         assert (code, err) == (0, "")
     first, second = (files_of(out) for out in runs)
     assert first == second and len(first) > 10
     apart = files_of(done)
-    for name in ("bags/arc/plans.jsonl", "bags/arc/plans.csv", "bags/arc/plans/plans.mcap"):
-        assert apart[name] == first[name], name
+    for name in ("overlay.webm", "plans.jsonl", "plans.csv", "plans/plans.mcap"):
+        assert apart[f"bags/arc/{name}"] == first[f"bags/arc/{name}"], name
 
 
 def files_of(folder):
@@ -286,6 +287,7 @@ def test_cameras_and_odometry_of_different_clocks_are_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments, told", [
     (["--samples", "0"], "--samples"), (["--samples", "3"], "kinematic"),
+    (["--check-draft"], "--check-draft"),
     (["--rate", "0"], "--rate"), (["--jobs", "0"], "--jobs"), (["--period", "-1"], "--period"),
     (["--odometry-only", "--checkpoint", "nano"], "--odometry-only"),
     (["--odometry-only", "--mode", "realtime"], "--odometry-only"),
@@ -317,7 +319,7 @@ def test_real_time_keeps_times_and_says_the_plans_age(tmp_path, capsys):
 def test_the_stand_in_with_samples_and_its_text(tmp_path, capsys):
     bag = made.write_ros2(tmp_path / "short", 3.0)
     code, _, err = evaluate(capsys, bag, "--out", tmp_path / "out", "--checkpoint", "nano",
-                            "--samples", 2, "--period", 0.2)
+                            "--samples", 2, "--period", 0.2, "--check-draft", "--times")
     assert (code, err) == (0, "")
     summary = summary_of(tmp_path / "out")
     assert summary["model"] == "nano" and summary["coc_examples"] and summary["samples_k"] == 2
@@ -326,6 +328,8 @@ def test_the_stand_in_with_samples_and_its_text(tmp_path, capsys):
     assert known.any()
     assert (table["min_ade_m@0.5"][known] <= table["ade_m@0.5"][known] + 1e-12).all()
     assert not np.array_equal(table["min_ade_m@0.5"][known], table["ade_m@0.5"][known])
+    assert summary["lossless_mismatches"] == 0 and summary["acceptance_length"] > 1.0
+    assert summary["reasoning_ms"]["speedup"] > 0.0 and summary["plans_published"] == 8
     plans = read_records(tmp_path / "out" / "bags" / "short" / "plans.jsonl").plans
     assert plans and all(p.status == "DEGRADED" for p in plans), "three cameras are missing"
     assert "cameras missing" in plans[0].reasons[0][0]

@@ -43,7 +43,7 @@ def result_of(name, **changes):
             "topics": {"odometry": "/odom", "cameras": ["", "/front", "", ""]}, "notes": [],
             "losses": [], "duration_s": 30.0, "start_ns": T0, "driven_m": 300.0, "cycles": 40,
             "plans": 40, "dropped_by_reason": {"camera late": 3}, "passed": None,
-            "camera": CAMERA, "track": [[0.0, 0.0], [300.0, 1.0]],
+            "camera": CAMERA, "vehicle_width_m": 1.85, "track": [[0.0, 0.0], [300.0, 1.0]],
             "paths": [[[0.0, 0.0], [10.0, 1.0]]], **changes}
 
 

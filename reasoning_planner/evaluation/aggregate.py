@@ -108,8 +108,10 @@ def _reasoning(table: Table, planned: np.ndarray) -> dict[str, Any]:
     drafted = written & (table["proposed"] > 0.0)
     total_rounds = float(np.nansum(rounds[written]))
     reason_ms = table["reason_ms"]
-    plain_p50, draft_p50 = (quantiles(reason_ms[mask], ("p50",))["p50"]
-                            for mask in (written & ~drafted, drafted))
+    plain_p50, draft_p50 = (quantiles(times, ("p50",))["p50"] for times in (
+        np.concatenate([reason_ms[written & ~drafted], table["autoregressive_ms"]]),
+        reason_ms[drafted]))
+    mismatch = table["draft_mismatch"]
     texts = [table["text"][i] for i in np.flatnonzero(written)]
     said = Counter(table["said"][i] or "unknown" for i in np.flatnonzero(written))
     return {
@@ -119,7 +121,7 @@ def _reasoning(table: Table, planned: np.ndarray) -> dict[str, Any]:
         "tokens_per_target_pass": float(np.nansum(table["tokens"][written])) / total_rounds
         if total_rounds else None,
         "rounds": quantiles(rounds[written], ("p50", "p95")),
-        "lossless_mismatches": None,
+        "lossless_mismatches": int(np.nansum(mismatch)) if np.isfinite(mismatch).any() else None,
         "reasoning_ms": {"autoregressive_p50": plain_p50, "speculative_p50": draft_p50,
                          "speedup": plain_p50 / draft_p50 if plain_p50 and draft_p50 else None},
         "manoeuvres_said": dict(sorted(said.items())),

@@ -18,10 +18,11 @@ import cv2
 import numpy as np
 
 from ..bags import Bag, open_bag
-from ..config import NodeConfig
+from ..config import ModelSettings, NodeConfig
+from ..datatypes import Plan
 from ..errors import DataError, ModelError
 from ..model_loading import AbsentModel, load_model
-from ..planner import Planner
+from ..planner import Model, Planner
 from . import drawing
 from .driving_log import Condition, DrivingLog
 from .fingerprint import bag_id, fingerprint_of
@@ -59,6 +60,7 @@ class Settings:
         definitions: message definitions beside those of the bags.
         odometry_only: plan without cameras.
         samples: plans of the model for each observation.
+        check_draft: let the model write every text without its draft too.
         period_s: least time from one t0 to the next in lockstep.
         rate: speed of the bag in real time mode.
         keep_times: keep measured times in lockstep too.
@@ -74,6 +76,7 @@ class Settings:
     definitions: Mapping[str, str] = field(default_factory=dict)
     odometry_only: bool = False
     samples: int = 1
+    check_draft: bool = False
     period_s: float = 0.0
     rate: float = 1.0
     keep_times: bool = False
@@ -90,6 +93,7 @@ class Task:
     Attributes:
         name: unique in its run.
         fresh: do it even if the folder holds the result already.
+        given: the bag's path on the command line, where `bag` is another way there.
     """
 
     bag: Path
@@ -97,6 +101,12 @@ class Task:
     folder: Path
     settings: Settings
     fresh: bool = False
+    given: str = ""
+
+    @property
+    def label(self) -> str:
+        """The bag as it was given: what messages and results call it."""
+        return self.given or str(self.bag)
 
 
 def evaluate_bag(task: Task, progress: Progress = lambda share: None) -> dict[str, Any]:
@@ -148,7 +158,7 @@ class _Run:
         self._bag_id = bag_id(task.bag)
         settings = task.settings
         cameras = settings.config.cameras
-        found = survey(bag, str(task.bag))
+        found = survey(bag, task.label)
         self._topics = resolve(found, cameras.count, cameras.anchor, settings.topics,
                                settings.odometry_only)
         self._inputs = Inputs(bag, found, self._topics, settings.log_stamps)
@@ -158,7 +168,7 @@ class _Run:
             _require_one_clock(bag, found, anchor_topic, self._track)
         config = replace(settings.config, frame_id=self._track.frame_id,
                          base_frame=self._inputs.base_frame)
-        self._planners = _planners(config, settings.samples)
+        self._planners = _planners(config, settings.samples, settings.check_draft)
         self._replay = Replay(config, self._planners, _slot_topics(self._topics), task.name,
                               settings.keep_times or settings.mode == REALTIME,
                               settings.period_s)
@@ -193,7 +203,7 @@ class _Run:
         plans.close()
         video.close()
         if previous is None:
-            raise DataError(f"{task.bag}: no plan in {self._replay.cycles} cycles: "
+            raise DataError(f"{task.label}: no plan in {self._replay.cycles} cycles: "
                             + refusal_of_bag(self._replay.dropped))
 
     def _cycles(self, progress: Progress) -> Iterator[Cycle]:
@@ -221,7 +231,11 @@ class _Run:
         if not cycle.plans or cycle.baseline is None:
             self._log_cycle(row, None)
             return None, None
-        samples = [record_of_plan(plan, latency_ms=cycle.latency_ms) for plan in cycle.plans]
+        plans = cycle.plans
+        if self._task.settings.check_draft:
+            *plans, undrafted = plans
+            row |= _without_draft(plans[0], undrafted)
+        samples = [record_of_plan(plan, latency_ms=cycle.latency_ms) for plan in plans]
         kinematic = record_of_plan(cycle.baseline)
         scored = score_plan(row, samples, kinematic, previous, self._track)
         self._paths.append(scored.plan.positions[::5, :2])
@@ -269,7 +283,7 @@ class _Run:
         model = self._planners[0].model
         steps = np.diff(self._track.positions[:, :2], axis=0)
         return {
-            "fingerprint": fingerprint, "name": self._task.name, "bag": str(self._task.bag),
+            "fingerprint": fingerprint, "name": self._task.name, "bag": self._task.label,
             "bag_id": self._bag_id,
             "mode": "odometry only" if self._task.settings.odometry_only
             else self._task.settings.mode,
@@ -286,19 +300,36 @@ class _Run:
             "dropped_by_reason": self._replay.dropped,
             "passed": self._log.success if self._task.settings.log_condition else None,
             "camera": _plain_camera(self._camera),
+            "vehicle_width_m": self._task.settings.vehicle_width_m,
             "track": _thinned(self._track.positions[:, :2], _TRACK_POINTS),
             "paths": [np.round(self._paths[i], 2).tolist() for i in _spread(
                 len(self._paths), _PATHS)],
         }
 
 
-def _planners(config: NodeConfig, samples: int) -> list[Planner]:
-    """The planner under test, then the same model with other noise."""
-    model = load_model(config.model, lambda why: None)
+def _planners(config: NodeConfig, samples: int, check_draft: bool) -> list[Planner]:
+    """The planner under test, then the same model with other noise, then without its draft."""
+    model = _loaded(config.model)
+    models = [model] + [_with_noise(model, seed) for seed in range(1, samples)]
+    if check_draft:
+        models.append(_loaded(replace(config.model, proposer="none")))
+    return [Planner(config, sample) for sample in models]
+
+
+def _loaded(settings: ModelSettings) -> Optional[Model]:
+    model = load_model(settings, lambda why: None)
     if isinstance(model, AbsentModel):
         raise ModelError(model.why)
-    models = [model] + [_with_noise(model, seed) for seed in range(1, samples)]
-    return [Planner(config, sample) for sample in models]
+    return model
+
+
+def _without_draft(plan: Plan, undrafted: Plan) -> dict[str, float]:
+    """Columns that say whether the draft changed the text, and what it saved."""
+    if not plan.reasoning.rounds or not undrafted.reasoning.rounds:
+        return {}
+    differs = plan.reasoning.token_ids != undrafted.reasoning.token_ids
+    return {"draft_mismatch": float(differs),
+            "autoregressive_ms": undrafted.timings.reason_ms or np.nan}
 
 
 def _with_noise(model: Any, seed: int) -> Any:

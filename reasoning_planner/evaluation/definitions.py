@@ -157,6 +157,9 @@ _REASONING = (
     Metric("drafted_share", "drafted tokens", "share", NEITHER, REASONING,
            "Share of a text's tokens that were drafted (routine, temporal or corpus) and "
            "accepted."),
+    Metric("draft_mismatch", "text differs without a draft", "share", LOWER, REASONING,
+           "Share of texts that the target, writing without a draft on the same observation, "
+           "writes otherwise (--check-draft). A lossless draft has none."),
 )
 
 _TIME = (
@@ -167,6 +170,8 @@ _TIME = (
         ("act", "Wall time of the trajectory head, or of the kinematic plan."),
         ("total", "Wall time of planning. Times are kept in real time mode, and in lockstep with "
                   "--times, since they differ from run to run."))),
+    Metric("autoregressive_ms", "reason, without a draft", "ms", LOWER, TIME,
+           "Wall time of writing the same text without a draft (--check-draft)."),
     Metric("latency_ms", "image to plan", "ms", LOWER, TIME,
            "From the anchor image's arrival (its log time) to the plan, waiting included; real "
            "time mode."),

@@ -80,6 +80,9 @@ def _add_planner_arguments(parser: argparse.ArgumentParser) -> None:
                              f"{NodeConfig.deadline_s} s)")
     parser.add_argument("--samples", type=int, default=1, metavar="K",
                         help="plans of the model for each observation, for minADE_k (default 1)")
+    parser.add_argument("--check-draft", action="store_true",
+                        help="write every text without the draft too: is it the same, and how "
+                             "much slower (with --times or in real time mode)")
     parser.add_argument("--period", type=float, default=0.0, metavar="S",
                         help="least time from one t0 to the next in lockstep; 0 (default): every "
                              "image")
@@ -158,6 +161,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
         ("--samples", args.samples, args.samples >= 1, "1 or more"),
         ("--samples", args.samples, args.samples == 1 or bool(model.checkpoint),
          "1 for the kinematic planner"),
+        ("--check-draft", "it", not args.check_draft or bool(model.checkpoint),
+         "a model (--checkpoint)"),
         ("--period", args.period, 0.0 <= args.period <= 60.0, "0 .. 60 s"),
         ("--rate", args.rate, 0.01 <= args.rate <= 100.0, "0.01 .. 100"),
         ("--jobs", args.jobs, args.jobs >= 1, "1 or more"),
@@ -171,8 +176,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
         config=replace(config, model=model), mode=args.mode,
         topics=read_topics(args.topics) if args.topics else None,
         definitions=read_definitions(args.msg_path), odometry_only=args.odometry_only,
-        samples=args.samples, period_s=args.period, rate=args.rate, keep_times=args.times,
-        log_stamps=args.stamps == "log", video=args.video, vehicle_width_m=args.vehicle_width,
+        samples=args.samples, check_draft=args.check_draft, period_s=args.period,
+        rate=args.rate, keep_times=args.times, log_stamps=args.stamps == "log",
+        video=args.video, vehicle_width_m=args.vehicle_width,
         log_condition=Condition(args.pass_ade_m, args.pass_rate) if args.jsonl else None)
 
 

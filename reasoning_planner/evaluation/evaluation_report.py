@@ -144,7 +144,8 @@ def agreement_rows(table: Table) -> list[tuple[str, int, Optional[float], str]]:
 
 
 def _origin_rows(table: Table) -> list[tuple[str, Any]]:
-    names = ("tokens", "rounds", "tokens_per_pass", "acceptance_rate", "drafted_share")
+    names = ("tokens", "rounds", "tokens_per_pass", "acceptance_rate", "drafted_share",
+             "draft_mismatch")
     return [(_metric(name).title, _known(means(table, _metric(name)))) for name in names]
 
 
@@ -203,7 +204,7 @@ def _speed_range(moments: Sequence[Moment]) -> tuple[float, float]:
 
 
 def moment_view(moment: Moment, result: Mapping[str, Any],
-                speed_range: tuple[float, float], width_m: float = 1.85) -> dict[str, Any]:
+                speed_range: tuple[float, float]) -> dict[str, Any]:
     """Everything the gallery shows of one moment."""
     scored, plan, row = moment.scored, moment.scored.plan, moment.row
     image, camera = decoded(moment.jpeg), camera_of(result["camera"])
@@ -211,8 +212,8 @@ def moment_view(moment: Moment, result: Mapping[str, Any],
     if image is not None and camera is not None:
         image = drawing.draw_plan(
             image, camera.scaled_to(image), plan.map_from_base, plan.positions,
-            plan.quaternions_xyzw, plan.speed_mps, plan.time_from_start_ns, scored.truth, width_m,
-            speed_range)
+            plan.quaternions_xyzw, plan.speed_mps, plan.time_from_start_ns, scored.truth,
+            result["vehicle_width_m"], speed_range)
     known = [h for h in HORIZONS_S if np.isfinite(row[f"ade_m@{h:g}"])]
     return {
         "row": row, "plan": plan, "has_camera": camera is not None,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import re
+import socket
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,12 +77,7 @@ def run_on_ray(tasks: Sequence[Task], report: Report, address: Optional[str] = N
     except ImportError as error:
         raise MissingDependencyError("ray is not installed: pip install "
                                      "'reasoning_planner[cluster]'") from error
-    try:
-        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False,
-                 include_dashboard=False if address is None else None)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise DataError(f"Ray at {address or 'this machine'}: {' '.join(str(error).split())}, "
-                        "expected a running cluster") from error
+    _connect(ray, address)
     try:
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_attempt)
         waiting = {remote.remote(_absolute(task)): task for task in tasks}
@@ -93,16 +90,29 @@ def run_on_ray(tasks: Sequence[Task], report: Report, address: Optional[str] = N
         ray.shutdown()
 
 
+def _connect(ray: Any, address: Optional[str]) -> None:
+    """Join the cluster; Ray itself would wait minutes for one that is not there."""
+    try:
+        if address is not None and (found := re.fullmatch(r"([^:/]+):(\d+)", address)):
+            socket.create_connection((found[1], int(found[2])), timeout=10.0).close()
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False,
+                 include_dashboard=False if address is None else None)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"Ray at {address or 'this machine'}: {' '.join(str(error).split())}, "
+                        "expected a running cluster") from error
+
+
 def _fetched(ray: Any, reference: Any, task: Task) -> Done:
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:        # the worker died, or lacks the package
         lines = str(error).strip().splitlines()
-        return Done(task, error=f"{task.bag}: on the cluster: {lines[-1] if lines else error!r}")
+        return Done(task, error=f"{task.label}: on the cluster: {lines[-1] if lines else error!r}")
 
 
 def _absolute(task: Task) -> Task:
-    return replace(task, bag=task.bag.absolute(), folder=task.folder.absolute())
+    return replace(task, bag=task.bag.absolute(), folder=task.folder.absolute(),
+                   given=str(task.bag))
 
 
 def _seen_here(task: Task, done: Done) -> Done:
@@ -157,7 +167,7 @@ def _outcome(task: Task, future: Future) -> Done:
     try:
         return future.result()
     except Exception as error:      # a worker that died, killed for memory for example
-        return Done(task, error=f"{task.bag}: its process ended: "
+        return Done(task, error=f"{task.label}: its process ended: "
                     f"{' '.join(str(error).split()) or type(error).__name__}")
 
 

@@ -21,6 +21,9 @@ from .summary import ScoredPlan
 
 FRAMES_PER_S = 10.0
 WIDTH = 800
+# TrackUID and TagTrackUID with their length, 8 bytes. Source: matroska.org/technical/elements.html
+_UID_ELEMENTS = (b"\x73\xc5\x88", b"\x63\xc5\x88")
+_HEAD_BYTES = 2048
 _STEP_NS = 95_000_000           # a little less than 0.1 s: stamps jitter
 _INSET = 0.32                   # of the image's height
 _SPEEDS_MPS = (0.0, 20.0)
@@ -62,13 +65,15 @@ class OverlayVideo:
               scored: Optional[ScoredPlan]) -> np.ndarray:
         """(H, W, 3) uint8 RGB of one cycle, both sides even as the codec wants them."""
         truth = np.full((1, 3), np.nan) if scored is None else scored.truth
+        height = round(image.shape[0] * WIDTH / image.shape[1] / 2) * 2
+        smaller = WIDTH < image.shape[1]
+        picture = cv2.resize(image, (WIDTH, height),
+                             interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC)
         if self._camera is not None:
-            image = drawing.draw_plan(
-                image, self._camera.scaled_to(image), plan.map_from_base, plan.positions,
+            picture = drawing.draw_plan(
+                picture, self._camera.scaled_to(picture), plan.map_from_base, plan.positions,
                 plan.quaternions_xyzw, plan.speed_mps, plan.time_from_start_ns, truth,
                 self._width_m, _SPEEDS_MPS)
-        height = round(image.shape[0] * WIDTH / image.shape[1] / 2) * 2
-        picture = cv2.resize(image, (WIDTH, height), interpolation=cv2.INTER_AREA)
         side = int(_INSET * height) // 2 * 2
         picture[:side, -side:] = above(plan, truth, side)
         return np.concatenate([picture, _caption(plan)])
@@ -77,6 +82,17 @@ class OverlayVideo:
         """Finish the file, if there is one."""
         if self._writer is not None:
             self._writer.release()
+            _fix_track_uid(self._path)
+
+
+def _fix_track_uid(path: Path) -> None:
+    """FFmpeg draws the track's UID by lot: one of our own, so that equal films are equal files."""
+    with path.open("r+b") as file:
+        head = file.read(_HEAD_BYTES)
+        for element in _UID_ELEMENTS:
+            if (at := head.find(element)) >= 0:
+                file.seek(at + len(element))
+                file.write((1).to_bytes(8, "big"))
 
 
 def above(plan: PlanRecord, truth: np.ndarray, side: int) -> np.ndarray:
