@@ -120,6 +120,8 @@ class LimitsConfig:
 
 
 POLICIES = ("kinematic", "last_valid", "stop")
+# What drafts a text; see speculative.selection.
+PROPOSERS = ("auto", "none", "corpus", "temporal", "flat_rope", "merged")
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,10 @@ class ModelSettings:
     max_new_tokens: int = 64            # of reasoning
     expert_steps: int = 0               # Euler steps of the action expert, 0: the checkpoint's
     noise_scale: float = 1.0            # of the noise a plan starts from, 0: its mean
-    proposer: str = "auto"              # drafts the text: what the checkpoint has, or "none"
+    proposer: str = "auto"              # drafts the text: PROPOSERS; auto: what the checkpoint has
+    num_speculative_tokens: int = 15    # drafted for one pass of the target, at most
+    temperature: float = 0.0            # of the text, 0: greedy
+    top_p: float = 0.98                 # of a text that is sampled
     prompt_version: str = "alpamayo-r1"
 
     def __post_init__(self) -> None:
@@ -204,7 +209,10 @@ class ModelSettings:
         _between(problems, "model.max_new_tokens", self.max_new_tokens, 1, 1024)
         _between(problems, "model.expert_steps", self.expert_steps, 0, 100)
         _between(problems, "model.noise_scale", self.noise_scale, 0.0, 10.0)
-        _one_of(problems, "model.proposer", self.proposer, ("auto", "none"))
+        _one_of(problems, "model.proposer", self.proposer, PROPOSERS)
+        _between(problems, "model.num_speculative_tokens", self.num_speculative_tokens, 1, 63)
+        _between(problems, "model.temperature", self.temperature, 0.0, 10.0)
+        _between(problems, "model.top_p", self.top_p, 1e-6, 1.0)
         _one_of(problems, "model.prompt_version", self.prompt_version,
                 ("alpamayo-r1", "alpamayo-1.5"))
         if len(self.camera_slots) != 4 or not all(-1 <= slot < 8 for slot in self.camera_slots):

@@ -39,7 +39,9 @@ def load_model(settings: ModelSettings, report: Callable[[str], Any]) -> Model |
         asked = VlaConfig(
             prompt_version=settings.prompt_version, camera_slots=settings.camera_slots,
             max_new_tokens=settings.max_new_tokens, expert_steps=settings.expert_steps,
-            noise_scale=settings.noise_scale, proposer=settings.proposer)
+            noise_scale=settings.noise_scale, proposer=settings.proposer,
+            num_speculative_tokens=settings.num_speculative_tokens,
+            temperature=settings.temperature, top_p=settings.top_p)
         return VlaModel.load(settings.checkpoint, asked, runtime=settings.runtime,
                              threads=settings.threads)
     except (PlannerError, ImportError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from .actions.unicycle import controls_to_path, denormalise_controls, initial_speed
+from .config import PROPOSERS
 from .datatypes import (CameraFrame, Deadline, Observation, Reason, Reasoning, Refusal,
                         StageTimings, Trajectory)
 from .errors import ConfigError, ModelError
@@ -22,18 +23,18 @@ from .perception.images import resize_for_model
 from .planner import ModelResult
 from .runtimes.base import Runtime
 from .runtimes.factory import create_runtime
-from .speculative.acceptance import GreedyRule
+from .speculative import selection
+from .speculative.acceptance import AcceptanceRule, GreedyRule, SamplingConfig, SamplingRule
 from .speculative.decoder import Generation, SpeculativeDecoder
 from .speculative.proposer import NoProposer, PromptContext, Proposer
-from .speculative.registry import ProposerConfig, create_proposer
 from .tokenization.prompt import (ALPAMAYO_15, ALPAMAYO_R1, DEFAULT_CAMERA_IDS, FRAMES_PER_CAMERA,
                                   VERSIONS, Prompt, build_prompt)
 from .tokenization.text_tokenizer import TextTokenizer
 from .tokenization.trajectory_tokenizer import DeltaTrajectoryTokenizer
 
 SHIPPED = Path(__file__).resolve().parent / "checkpoints"
-CORPUS_NAME = "corpus.npz"          # of a checkpoint: texts the corpus proposer drafts from
 NO_CAMERA = -1
+_TEXT_DRAWS = 1                     # sets the text's randomness apart from the noise's
 KEPT_FRAMES_NS = 1_000_000_000      # features older than this against t0 are forgotten
 
 
@@ -46,10 +47,12 @@ class VlaConfig:
     camera_slots: tuple[int, ...] = (0, 1, 2, 3)
     max_new_tokens: int = 64            # of reasoning; 99 % of real ones have 39 or fewer
     expert_steps: int = 0               # Euler steps; 0: as the checkpoint says
-    noise_seed: int = 0                 # with t0, decides the expert's noise
+    noise_seed: int = 0                 # with t0, decides the expert's noise and a sampled text
     noise_scale: float = 1.0            # of that noise; 0: the flow starts from its mean
-    proposer: str = "auto"              # "auto": what the checkpoint has; "none": token by token
+    proposer: str = "auto"              # one of config.PROPOSERS
     num_speculative_tokens: int = 15    # drafted for one pass of the target, at most
+    temperature: float = 0.0            # of the text; 0: greedy
+    top_p: float = 0.98                 # of the text, where it is sampled
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -63,12 +66,17 @@ class VlaConfig:
                             f"{len(DEFAULT_CAMERA_IDS)} different slots, -1 for a missing camera")
         for name, low, high in (("max_new_tokens", 1, 1024), ("expert_steps", 0, 100),
                                 ("noise_seed", 0, 2**63), ("noise_scale", 0.0, 10.0),
-                                ("num_speculative_tokens", 1, 63)):
+                                ("num_speculative_tokens", 1, 63), ("temperature", 0.0, 10.0),
+                                ("top_p", 1e-6, 1.0)):
             value = getattr(self, name)
             if not low <= value <= high:
                 problems.append(f"{name}: given {value}, expected {low} <= value <= {high}")
-        if self.proposer not in ("auto", "none"):
-            problems.append(f"proposer: given {self.proposer!r}, expected auto or none")
+        if 0.0 < self.temperature < 0.01:
+            problems.append(f"temperature: given {self.temperature}, expected 0 (greedy) or "
+                            f"0.01 <= value <= 10.0")
+        if self.proposer not in PROPOSERS:
+            problems.append(f"proposer: given {self.proposer!r}, expected one of "
+                            f"{', '.join(PROPOSERS)}")
         if problems:
             raise ConfigError(problems)
 
@@ -122,20 +130,6 @@ class FrameFeatures:
                       if abs(t0_ns - key[1]) <= KEPT_FRAMES_NS}
 
 
-def shipped_proposer(checkpoint: Path, num_speculative_tokens: int) -> Proposer:
-    """The routine reasoner of a checkpoint: its corpus of texts; none where it has none.
-
-    Raises:
-        DataError: the corpus is damaged.
-    """
-    corpus = checkpoint / CORPUS_NAME
-    if not corpus.exists():
-        return NoProposer()
-    return create_proposer(ProposerConfig(
-        names=("corpus",), corpus=str(corpus), max_nodes=num_speculative_tokens,
-        num_speculative_tokens=num_speculative_tokens))
-
-
 class VlaModel:
     """A driving model on a runtime: see `planner.Model`."""
 
@@ -170,10 +164,11 @@ class VlaModel:
         """
         checkpoint = checkpoint_directory(checkpoint)
         tokenizer = TextTokenizer.load(checkpoint / "tokenizer.json")
-        engine = create_runtime(runtime, checkpoint, graphs=graphs, threads=threads)
-        proposer = (shipped_proposer(checkpoint, config.num_speculative_tokens)
-                    if config.proposer == "auto" else None)
-        return cls(engine, tokenizer, config, proposer)
+        selected = selection.select(config.proposer, checkpoint)
+        engine = create_runtime(runtime, checkpoint, graphs=graphs, threads=threads,
+                                hidden_layers=selected.hidden_layers)
+        return cls(engine, tokenizer, config, selected.create(
+            config.num_speculative_tokens, runtime, graphs, threads))
 
     def plan_trajectory(self, observation: Observation,
                         deadline: Deadline) -> ModelResult | Refusal:
@@ -183,9 +178,11 @@ class VlaModel:
         stages.done("encode_ms")
         if deadline.passed:
             return Refusal(Reason.DEADLINE_MISSED, "no time left to read the prompt")
-        prefilled = self._runtime.prefill(self._prompt(observation).input_ids, features)
+        rule = self._rule(observation.stamp_ns)
+        input_ids = self._prompt(observation).input_ids
+        prefilled = self._runtime.prefill(input_ids, features, logits=rule.needs_logits)
         stages.done("prefill_ms")
-        written = self._decoder.write(PromptContext(prefilled), GreedyRule(), deadline)
+        written = self._decoder.write(PromptContext(prefilled, input_ids), rule, deadline)
         if not written.finished and deadline.passed:
             return written.refusals[-1]
         stages.done("reason_ms")
@@ -197,6 +194,15 @@ class VlaModel:
             return trajectory
         return ModelResult(trajectory, self._reasoning(written), stages.timings,
                            written.refusals)
+
+    def _rule(self, stamp_ns: int) -> AcceptanceRule:
+        """How the text's tokens are chosen; the same seed and t0 draw the same text."""
+        config = self.config
+        if config.temperature == 0.0:
+            return GreedyRule()
+        return SamplingRule(SamplingConfig(config.temperature, config.top_p),
+                            self._runtime.config.tokens.trajectory_bins,
+                            np.random.default_rng((config.noise_seed, stamp_ns, _TEXT_DRAWS)))
 
     def _frames(self, observation: Observation) -> list[CameraFrame | None]:
         """Camera-major, oldest first, in the model's order of cameras."""

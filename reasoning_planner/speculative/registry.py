@@ -28,6 +28,7 @@ class ProposerConfig:
     draft: str = ""                     # release of train-draft
     checkpoint: str = ""                # the target it was trained on
     draft_runtime: str = "ort"
+    draft_threads: int = 0              # of its engine; 0: its own choice
     corpus_order: int = 8               # longest stretch of text looked up
     num_speculative_tokens: int = 7     # deepest draft
     max_nodes: int = 7                  # draft tokens of one proposer's tree
@@ -60,7 +61,8 @@ def _temporal(config: ProposerConfig) -> TemporalProposer:
 
 
 def _flat_rope(config: ProposerConfig) -> BlockDraftProposer:
-    draft = create_draft(config.draft_runtime, Path(config.draft), Path(config.checkpoint))
+    draft = create_draft(config.draft_runtime, Path(config.draft), Path(config.checkpoint),
+                         threads=config.draft_threads)
     return BlockDraftProposer(draft, BlockDraftConfig(config.num_speculative_tokens))
 
 

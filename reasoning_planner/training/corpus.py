@@ -13,8 +13,9 @@ from pathlib import Path
 from ..errors import PlannerError
 from ..runtimes.manifest import load_config
 from ..speculative.corpus_proposer import save_corpus
+from ..speculative.selection import CORPUS_NAME
 from ..tokenization.text_tokenizer import TextTokenizer
-from ..vla import CORPUS_NAME, checkpoint_directory
+from ..vla import checkpoint_directory
 from ..world.language import sample_sentence
 from ..world.scene import sample_scene
 from .dataset import PromptLayout, check_seeds
