@@ -320,14 +320,22 @@ def from_mapping(cls: type, mapping: Mapping[str, Any]) -> Any:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"history.max_gap_s": 0.2} -> {"history": {"max_gap_s": 0.2}}, the form YAML has."""
+    """{"history.max_gap_s": 0.2} -> {"history": {"max_gap_s": 0.2}}, the form YAML has.
+
+    What is named below a value, as "deadline_s.x" beside "deadline_s", keeps its whole name: no
+    dataclass knows it.
+    """
     tree: dict[str, Any] = {}
-    for name, value in flat.items():
+    for name, value in sorted(flat.items()):        # a value before what is named below it
         *groups, leaf = name.split(".")
         node = tree
         for group in groups:
             node = node.setdefault(group, {})
-        node[leaf] = value
+            if not isinstance(node, dict):
+                tree[name] = value
+                break
+        else:
+            node[leaf] = value
     return tree
 
 

@@ -30,10 +30,19 @@ def read_parameters(node: Node) -> NodeConfig:
     Raises:
         ConfigError: every unknown, ill-typed or out-of-range parameter.
     """
+    any_type = ParameterDescriptor(dynamic_typing=True)     # types are checked by NodeConfig
     for name, value in flattened(NodeConfig()).items():
-        if not node.has_parameter(name):
-            node.declare_parameter(name, value, ParameterDescriptor(dynamic_typing=True))
+        if node.has_parameter(name):
+            node.set_descriptor(name, any_type)
+        elif not any(node.has_parameter(group) for group in _groups(name)):
+            node.declare_parameter(name, value, any_type)
     return from_mapping(NodeConfig, nested(_given(node)))
+
+
+def _groups(name: str) -> Iterator[str]:
+    """"a.b.c" -> "a", "a.b"."""
+    parts = name.split(".")
+    return (".".join(parts[:i]) for i in range(1, len(parts)))
 
 
 def _given(node: Node) -> dict[str, Any]:

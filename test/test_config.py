@@ -95,3 +95,17 @@ def test_a_group_is_not_a_value():
 
 def test_nested_and_flattened_are_inverse():
     assert from_mapping(NodeConfig, nested(flattened(NodeConfig()))) == NodeConfig()
+
+
+@pytest.mark.parametrize("flat, told", [
+    ({"limits": 3.0}, ["limits: given 3.0, expected a group"]),
+    ({"limits.max_speed_mps": 9.0, "limits": 3.0, "deadline_s": -1.0},
+     ["deadline_s: given -1.0", "limits: given 3.0, expected a group",
+      "limits.max_speed_mps: unknown parameter"]),
+    ({"deadline_s.x": 1, "deadline_s": 0.1}, ["deadline_s.x: unknown parameter"])])
+def test_a_name_below_a_value_and_a_value_for_a_group_are_told(flat, told):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(NodeConfig, nested(flat))
+    problems = caught.value.problems
+    assert len(problems) == len(told)
+    assert all(any(p.startswith(start) for p in problems) for start in told), problems
