@@ -301,7 +301,7 @@ class PlanningWorker:
         if now_ns == 0:
             return (Refusal(Reason.NO_CLOCK, "simulated time is on and /clock says nothing"),)
         silent, limit_s = [], self._config.silence_s
-        if not anchor.received:
+        if math.isinf(anchor.age_s):        # since the start, or since time jumped
             silent.append(Refusal(Reason.NO_CAMERA,
                                   f"nothing on {anchor.topic}, the anchor camera"))
         elif anchor.age_s > limit_s:

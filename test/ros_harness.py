@@ -3,11 +3,14 @@
 Time is simulated: the test publishes /clock, so that 2 s of history pass in a fraction of that.
 """
 
+import fcntl
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,13 +33,22 @@ STEP_NS = 100_000_000
 SPEED_MPS = 10.0
 ANCHOR = 1
 IMAGE = np.full((48, 64, 3), 128, dtype=np.uint8)
+LOCKS = []                      # of the domains in use; the system drops them with the process
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def domain_id():
-    """One for each test process and call, so that no two runs hear each other."""
-    domain_id.calls = getattr(domain_id, "calls", 0) + 1
-    return (os.getpid() + domain_id.calls * 37) % 101 + 1
+    """A domain that no other test on this machine has until this process ends."""
+    for number in random.sample(range(1, 102), 101):
+        lock = open(Path(tempfile.gettempdir(), f"ros_test_domain_{number}.lock"), "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
+        LOCKS.append(lock)
+        return number
+    raise RuntimeError("all 101 ROS domains are in use by tests")
 
 
 def environment(domain):
@@ -86,14 +98,15 @@ def end(process, number=signal.SIGINT):
 
 
 @contextmanager
-def running(parameters=None, arguments=(), load="", env=None, **vehicle_arguments):
-    """A vehicle and its planner; the planner must end cleanly."""
+def running(parameters=None, arguments=(), load="", env=None, awaited=True, **vehicle_arguments):
+    """A vehicle and its planner, which is awaited; the planner must end cleanly."""
     domain = domain_id()
     process = start_node(domain, parameters, arguments, load, env)
     try:
         with Vehicle(domain, **vehicle_arguments) as vehicle:
             vehicle.process = process
-            vehicle.wait_for_planner()
+            if awaited:
+                vehicle.wait_for_planner()
             yield vehicle
     finally:
         code, errors = end(process)
@@ -240,7 +253,7 @@ class Vehicle:
         """Steps first..last of 0.1 s each: clock, odometry at 50 Hz, one image a camera.
 
         The next step comes when the planner has answered this one's cycle, or after `patience_s`:
-        5 s, or 0.08 s where no cycle can be expected for want of the anchor's image.
+        1.5 s, or 0.08 s where no cycle can be expected for want of the anchor's image.
         `delays_ns` maps a slot to how late its frames come: at step i it publishes the frame of
         that much earlier.
         """
@@ -252,7 +265,7 @@ class Vehicle:
                     self.publish_odometry(now_ns - STEP_NS + (k + 1) * STEP_NS // 5)
             for slot in slots:
                 self.publish_image(slot, now_ns - (delays_ns or {}).get(slot, 0))
-            usual_s = 5.0 if ANCHOR in slots else 0.08
+            usual_s = 1.5 if ANCHOR in slots else 0.08
             self._wait_for_cycle(usual_s if patience_s is None else patience_s)
 
     def new_plans(self):

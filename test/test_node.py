@@ -271,7 +271,7 @@ def test_without_autostart_it_waits_for_a_lifecycle_manager():
             assert vehicle.wait_for(answer.done) and answer.result().success
             vehicle.spin(0.3)
             before = len(vehicle.plans)
-            vehicle.drive(21, 25)
+            vehicle.drive(21, 25, patience_s=0.1)
             assert len(vehicle.plans) == before
     finally:
         code, errors = end(process)
@@ -345,7 +345,7 @@ def test_a_bug_in_the_planning_thread_ends_the_process_with_1():
                                stderr=subprocess.PIPE, text=True)
     with Vehicle(domain) as vehicle:
         vehicle.wait_for_planner()
-        vehicle.drive(0, 18)
+        vehicle.drive(0, 18, patience_s=0.1)
         assert vehicle.wait_for(lambda: process.poll() is not None)
         assert not vehicle.plans
     _, errors = process.communicate(timeout=10)
