@@ -5,6 +5,8 @@ time from the publication of an odometry message to its callback is read from th
 diagnostics. Models: nano on ONNX Runtime, and one that counts in Python, the worst there is.
 
     python -m reasoning_planner.evaluation.isolation_bench --seconds 20
+
+From any folder but the repository's root, which hides the built messages.
 """
 
 from __future__ import annotations

@@ -66,6 +66,11 @@ class NodeProcess:
         self._process = subprocess.Popen(command, env=env, cwd="/")
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
@@ -119,15 +124,17 @@ class Listener:
         self._executor.add_node(self.node)
         self.heard = Heard()
         for kind, topic, keep in (
-                (PlannedTrajectory, f"{NODE}/output/trajectory", self._on_plan),
-                (PlannerStatus, f"{NODE}/output/status", self._on_status),
+                (PlannedTrajectory, f"{NODE}/output/trajectory", self.on_plan),
+                (PlannerStatus, f"{NODE}/output/status", self.on_status),
                 (DiagnosticArray, "/diagnostics", self._on_diagnostics)):
             self.node.create_subscription(kind, topic, keep, 100)
 
-    def _on_plan(self, msg: PlannedTrajectory) -> None:
+    def on_plan(self, msg: PlannedTrajectory) -> None:
+        """Keeps all; for another treatment, override."""
         self.heard.plans.append((time.monotonic(), msg))
 
-    def _on_status(self, msg: PlannerStatus) -> None:
+    def on_status(self, msg: PlannerStatus) -> None:
+        """Likewise."""
         self.heard.statuses.append((time.monotonic(), msg))
 
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
