@@ -404,13 +404,13 @@ def serve(connection_fd: int, memory_fd: int) -> None:
     """The process: load, then answer until the other side is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):      # meant for the node, which ends this one
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
     connection, memory = Connection(connection_fd), _Memory(memory_fd)
     try:
         load, settings = connection.recv()
         reports: list[str] = []
         model = load(settings, reports.append)
         connection.send(_introduction(model, reports))
+        os.nice(NICENESS)       # not before: after a death the vehicle waits for the loading
         _answer_all(connection, memory, model)
     except (EOFError, OSError):
         pass

@@ -310,6 +310,11 @@ def _calibration(bag: Bag, topic: str) -> Optional[Calibration]:
         info = _first(bag, topic)
     except DataError:
         return None
+    return calibration_from_msg(info)
+
+
+def calibration_from_msg(info: Any) -> Calibration:
+    """sensor_msgs/CameraInfo -> Calibration, whatever its numbers are."""
     return Calibration(np.asarray(info.k, dtype=np.float64).reshape(3, 3),
                        np.asarray(info.d, dtype=np.float64), int(info.width), int(info.height),
                        info.distortion_model in PINHOLE_MODELS)
