@@ -125,7 +125,7 @@ def load_config(directory: Path) -> ModelConfig:
                          f"package's layout") from error
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes | memoryview) -> None:
     """Write a file at once and whole.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ConfigError, ModelError
 from ..runtimes.base import Runtime
-from ..runtimes.manifest import MANIFEST_NAME, Manifest
+from ..runtimes.engine_manifest import load_built
 
 
 @dataclass(frozen=True)
@@ -90,25 +90,26 @@ def measure_cost_curve(runtime: Runtime, sizes: Sequence[int] = (1, 2, 4, 8, 16)
     return CostCurve(tuple(sizes), tuple(medians), round_ms)
 
 
-def load_cost_curve(graphs: Path) -> CostCurve | None:
-    """What `bench --calibrate` measured with the graphs of a directory; None: it did not yet.
+def load_cost_curve(engines: Path) -> CostCurve | None:
+    """What `build-engines` or `bench --calibrate` measured with the engines, or the graphs, of a
+    directory; None: they did not yet.
 
     Raises:
         ModelError: the manifest is missing or damaged.
     """
-    costs = Manifest.load(graphs).costs
+    costs = load_built(engines).costs
     try:
         return None if costs is None else CostCurve.from_dict(costs)
     except ConfigError as error:
-        raise ModelError(f"{graphs / MANIFEST_NAME}: {error}") from error
+        raise ModelError(f"{engines}: {error}") from error
 
 
-def save_cost_curve(curve: CostCurve, graphs: Path, about: Mapping[str, Any]) -> None:
-    """Write a curve into the manifest of the graphs it was measured with.
+def save_cost_curve(curve: CostCurve, engines: Path, about: Mapping[str, Any]) -> None:
+    """Write a curve into the manifest of the engines, or the graphs, it was measured with.
 
     Args:
         about: where it was measured: hardware, threads.
     Raises:
         ModelError: the manifest is missing, damaged or cannot be written.
     """
-    replace(Manifest.load(graphs), costs={**curve.to_dict(), **about}).save(graphs)
+    replace(load_built(engines), costs={**curve.to_dict(), **about}).save(engines)
