@@ -190,7 +190,9 @@ class ModelSettings:
     """Which model plans, and how it is asked; without a checkpoint the kinematic planner does."""
 
     checkpoint: str = ""                # directory or the name of a shipped one; empty: no model
-    runtime: str = "ort"                # ort or torch
+    runtime: str = "ort"                # ort, torch or trt
+    provider: str = "cpu"               # where ort (cpu, cuda, tensorrt) or torch (cpu, cuda) runs
+    engines: str = ""                   # folder of build-engines; empty: the checkpoint's own
     threads: int = 1                    # of the engine, 0: its own choice
     camera_slots: tuple[int, ...] = (0, 1, 2, 3)    # slot of each camera the model knows, or -1
     max_new_tokens: int = 64            # of reasoning
@@ -204,7 +206,8 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        _one_of(problems, "model.runtime", self.runtime, ("ort", "torch"))
+        _one_of(problems, "model.runtime", self.runtime, ("ort", "torch", "trt"))
+        _one_of(problems, "model.provider", self.provider, ("cpu", "cuda", "tensorrt"))
         _between(problems, "model.threads", self.threads, 0, 256)
         _between(problems, "model.max_new_tokens", self.max_new_tokens, 1, 1024)
         _between(problems, "model.expert_steps", self.expert_steps, 0, 100)

@@ -6,6 +6,7 @@ says why in every plan. No ROS; the libraries of a model are imported only when 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Callable
 
 from .config import ModelSettings
@@ -43,25 +44,33 @@ def load_model(settings: ModelSettings, report: Callable[[str], Any]) -> Model |
             num_speculative_tokens=settings.num_speculative_tokens,
             temperature=settings.temperature, top_p=settings.top_p)
         return VlaModel.load(settings.checkpoint, asked, runtime=settings.runtime,
-                             threads=settings.threads)
+                             threads=settings.threads, provider=settings.provider,
+                             graphs=Path(settings.engines) if settings.engines else None)
     except (PlannerError, ImportError) as error:
         report(f"no model, the kinematic planner plans: {error}")
         return AbsentModel(str(error))
 
 
 def describe(settings: ModelSettings) -> dict[str, str]:
-    """Hashes of the weights and the decoder graph in use, as their manifest has them.
+    """Hashes of the weights and the decoder's engine or graph in use, as their manifest has them.
 
     The runtime has compared the files with it. Empty without a model or a manifest.
     """
-    if not settings.checkpoint or settings.runtime != "ort":
+    if not settings.checkpoint or settings.runtime == "torch":
         return {}
-    from .runtimes.manifest import Manifest
+    from .runtimes.engine_manifest import EngineManifest, find_engines, load_built
     from .vla import checkpoint_directory
 
+    checkpoint = checkpoint_directory(settings.checkpoint)
     try:
-        manifest = Manifest.load(checkpoint_directory(settings.checkpoint))
+        folder = (Path(settings.engines) if settings.engines
+                  else find_engines(checkpoint, settings.runtime) or checkpoint)
+        manifest = load_built(folder)
     except PlannerError:
         return {}
-    return {"checkpoint sha256": manifest.checkpoint.get("model.safetensors", ""),
-            "engine sha256": manifest.graphs["decoder"].sha256}
+    weights = {"checkpoint sha256": manifest.checkpoint.get("model.safetensors", "")}
+    if not isinstance(manifest, EngineManifest):
+        return {**weights, "engine sha256": manifest.graphs["decoder"].sha256}
+    decoder = manifest.engines.get("decoder")
+    return {**weights, "engine sha256": decoder.sha256 if decoder else "",
+            "engine": f"{manifest.platform}, {manifest.precision}, {manifest.builder}"}

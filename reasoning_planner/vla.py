@@ -155,9 +155,11 @@ class VlaModel:
 
     @classmethod
     def load(cls, checkpoint: str | Path, config: VlaConfig = VlaConfig(), *, runtime: str = "ort",
-             graphs: Path | None = None, threads: int = 0) -> VlaModel:
+             graphs: Path | None = None, threads: int = 0, provider: str = "cpu") -> VlaModel:
         """Load a checkpoint directory, or one that comes with the package by its name.
 
+        Args:
+            runtime, graphs, threads, provider: see runtimes.factory.create_runtime.
         Raises:
             ModelError, DataError: a file is missing, damaged or foreign.
             MissingDependencyError: the runtime's engine is not installed.
@@ -166,7 +168,7 @@ class VlaModel:
         tokenizer = TextTokenizer.load(checkpoint / "tokenizer.json")
         selected = selection.select(config.proposer, checkpoint)
         engine = create_runtime(runtime, checkpoint, graphs=graphs, threads=threads,
-                                hidden_layers=selected.hidden_layers)
+                                hidden_layers=selected.hidden_layers, provider=provider)
         return cls(engine, tokenizer, config, selected.create(
             config.num_speculative_tokens, runtime, graphs, threads))
 

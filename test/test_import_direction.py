@@ -94,13 +94,13 @@ def test_imports_point_one_way(path):
 def test_heavy_libraries_have_their_own_file(path):
     _, outside = imported(path)
     part, name = part_of(path), path.name
-    torch_files = {"torch_runtime.py", "bench_peers.py"}
+    torch_files = {"torch_runtime.py", "torch_graphs.py", "device_memory.py", "bench_peers.py"}
     if part not in {"models", "training", "export"} and name not in torch_files:
         assert "torch" not in outside
     if "onnxruntime" in outside:
         assert name == "ort_runtime.py" or part in {"export", "evaluation", "training"}
     if "tensorrt" in outside:
-        assert name == "trt_runtime.py" or part == "export"
+        assert name == "trt_engine.py" or part in {"export", "doctor"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -19,7 +19,7 @@ from torch import nn
 
 from . import rope
 from .draft_config import DraftConfig
-from .kv_cache import PrefixAttention, PromptKV
+from .kv_cache import AttentionBackend, PrefixAttention, PromptKV
 from .masks import additive
 from .target import Target
 from .text import DecoderLayer, LayerShape
@@ -101,13 +101,14 @@ class Draft(nn.Module):
         v = attention.v_proj(context).unflatten(-1, heads).transpose(1, 2)
         return rope.rotate(k, cos, sin), v                              # (B, Hkv, n, D)
 
-    def block_hidden(self, last_ids: torch.Tensor, context: PromptKV, cos: torch.Tensor,
-                     sin: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def block_hidden(self, last_ids: torch.Tensor, context: PromptKV | AttentionBackend,
+                     cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor | None = None
+                     ) -> torch.Tensor:
         """One pass over A blocks a row.
 
         Args:
             last_ids: (B, A) int64, the last committed token of each block.
-            context: keys and values of (B) rows.
+            context: keys and values of (B) rows, or a backend that holds them.
             cos, sin: (B or 1, A * block_length, head_dim / 2), blocks one after the other.
             mask: from `blocks_mask`; None, for A = 1: the block sees the context and itself.
         Returns:
@@ -118,7 +119,7 @@ class Draft(nn.Module):
         masked = self.mask_embedding.to(first.dtype).expand(
             *last_ids.shape, self.config.block_length - 1, -1)
         hidden = torch.cat((first, masked), dim=2).flatten(1, 2)        # (B, A * block, hidden)
-        backend = PrefixAttention(context)
+        backend = context if isinstance(context, AttentionBackend) else PrefixAttention(context)
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, cos, sin, mask, backend, index)
         hidden = self.norm(hidden).unflatten(1, (-1, self.config.block_length))

@@ -1,4 +1,4 @@
-"""The target on ONNX Runtime, CPU: the embedded default. Needs no torch.
+"""The target on ONNX Runtime, on the CPU unless asked otherwise: the embedded default. No torch.
 
 The KV cache is a set of numpy buffers, each bound as a graph's past and as its present: attention
 writes in place, rollback moves one number, and a step allocates nothing that grows with the cache.
@@ -17,9 +17,13 @@ import onnxruntime as ort
 from . import positions
 from .base import Step, default_capacity
 from .manifest import Manifest, load_config
-from ..errors import ModelError
+from ..errors import MissingDependencyError, ModelError
 from ..models.config import ModelConfig
 
+# What computes; each is followed by the CPU, which takes the operators it has none for: the cached
+# attention of these graphs always, so the cache stays in host memory.
+PROVIDERS = {"cpu": (), "cuda": ("CUDAExecutionProvider",),
+             "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider")}
 HIDDEN_VALUE = -1e30        # of the bias where a token may not look; -inf would make NaNs
 MAX_KEPT_BLOCK = 64         # longer blocks (prompts) share one binding, remade when n changes
 
@@ -39,7 +43,8 @@ class OrtRuntime:
     name = "ort"
 
     def __init__(self, checkpoint: Path, graphs: Path | None = None, *, threads: int = 0,
-                 capacity: int | None = None, hidden_layers: Sequence[int] = ()):
+                 capacity: int | None = None, hidden_layers: Sequence[int] = (),
+                 provider: str = "cpu"):
         """Load what `reasoning-planner export` wrote.
 
         Args:
@@ -49,9 +54,13 @@ class OrtRuntime:
                 runtime of a process decides.
             capacity: tokens the cache holds; None: `default_capacity`.
             hidden_layers: whose outputs `Step.hidden_states` has.
+            provider: what computes, one of PROVIDERS.
         Raises:
             ModelError: a file is missing, damaged or foreign, or ONNX Runtime refuses a graph.
+            MissingDependencyError: the installed ONNX Runtime has not this provider.
         """
+        require_provider(provider)
+        self.name = "ort" if provider == "cpu" else f"ort-{provider}"
         checkpoint, graphs = Path(checkpoint), Path(graphs or checkpoint)
         manifest = Manifest.load(graphs)
         manifest.require_checkpoint(checkpoint)
@@ -61,7 +70,7 @@ class OrtRuntime:
         options = _session_options(threads, checkpoint)
         self._vision, self._decoder, self._expert = (
             _session(manifest.graph_bytes(graphs, name), graphs / manifest.graphs[name].file,
-                     options)
+                     options, provider)
             for name in ("vision", "decoder", "expert"))
         self._capacity = default_capacity(self.config) if capacity is None else capacity
         self._length = 0
@@ -279,12 +288,37 @@ def _session_options(threads: int, weights: Path) -> ort.SessionOptions:
     return options
 
 
-def _session(content: bytes, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+def require_provider(provider: str) -> None:
+    """
+    Raises:
+        ModelError: no such provider.
+        MissingDependencyError: the installed ONNX Runtime is built without it.
+    """
+    if provider not in PROVIDERS:
+        raise ModelError(f"provider: given {provider!r}, expected one of {', '.join(PROVIDERS)}")
+    available = ort.get_available_providers()
+    missing = [name for name in PROVIDERS[provider] if name not in available]
+    if missing:
+        raise MissingDependencyError(
+            f"provider {provider}: ONNX Runtime {ort.__version__} has {', '.join(available)}, "
+            f"expected {', '.join(missing)}: pip install onnxruntime-gpu in place of onnxruntime")
+
+
+def _session(content: bytes, path: Path, options: ort.SessionOptions, provider: str = "cpu"
+             ) -> ort.InferenceSession:
+    """A session that computes where it was asked to or not at all."""
+    wanted = [*PROVIDERS[provider], "CPUExecutionProvider"]
     try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(content, options, providers=wanted, enable_fallback=0)
     except Exception as error:      # ONNX Runtime raises a dozen private kinds
         reason = " ".join(str(error).split())
         raise ModelError(f"{path}: refused by ONNX Runtime {ort.__version__}: {reason}") from error
+    lost = [name for name in wanted if name not in session.get_providers()]
+    if lost:        # a library it needs cannot be loaded; ONNX Runtime only logs that
+        raise ModelError(f"{path}: ONNX Runtime {ort.__version__} could not start "
+                         f"{', '.join(lost)}, expected its CUDA and TensorRT libraries and a "
+                         f"device")
+    return session
 
 
 def _checked_layers(layers: Sequence[int], config: ModelConfig) -> tuple[int, ...]:

@@ -1,10 +1,13 @@
 """The target in PyTorch behind the same protocol: the oracle of every other runtime.
 
-The only file that runs a model with torch outside training and export.
+On CUDA it is a runtime of its own, where TensorRT is not installed: short blocks are passes of
+fixed shapes, one CUDA graph each. With torch_graphs.py, the only file that runs a model with torch
+outside training and export.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Sequence
 
@@ -15,13 +18,17 @@ from safetensors.torch import load_file
 
 from .base import Step, default_capacity
 from .manifest import load_config
-from ..errors import ModelError
+from .torch_graphs import MAX_STATIC_BLOCK, StaticBlock, StaticCache
+from ..errors import MissingDependencyError, ModelError
 from ..models import masks
+from ..models.config import ModelConfig
 from ..models.target import Step as TargetStep
 from ..models.target import Target
 from ..models.vision import VisionFeatures, image_patches
 
 TOP_K = 8
+# On CUDA the weights are in the type that Alpamayo's checkpoints have.
+DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 
 
 class TorchRuntime:
@@ -30,13 +37,16 @@ class TorchRuntime:
     name = "torch"
 
     def __init__(self, target: Target, *, capacity: int | None = None,
-                 hidden_layers: Sequence[int] = (), top_k: int = TOP_K):
+                 hidden_layers: Sequence[int] = (), top_k: int = TOP_K,
+                 fixed_shapes: bool | None = None):
         """
         Args:
             target: on any device, in any dtype.
             capacity: tokens the cache holds; None: `default_capacity`.
             hidden_layers: whose outputs `Step.hidden_states` has.
             top_k: how many likeliest tokens a step names.
+            fixed_shapes: run short blocks as passes of fixed shapes, as CUDA graphs where there
+                is CUDA; None: there and nowhere else.
         """
         self.config = target.config
         self._target = target.eval()
@@ -44,20 +54,31 @@ class TorchRuntime:
         self._top_k = top_k
         weight = target.lm_head.weight
         self._device, self._dtype = weight.device, weight.dtype
-        self._cache = target.new_cache(
-            default_capacity(self.config) if capacity is None else capacity)
+        if self._device.type == "cuda":
+            self.name = "torch-cuda"
+        self._cache = StaticCache.of(
+            target, default_capacity(self.config) if capacity is None else capacity)
         self._rope_delta = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._delta = 0         # the same, on the host
+        self._has_fixed_shapes = (self._device.type == "cuda" if fixed_shapes is None
+                                  else fixed_shapes)
+        self._blocks: dict[int, StaticBlock] = {}
+        self._is_poisoned = False
 
     @classmethod
-    def load(cls, checkpoint: Path, *, device: str = "cpu", dtype: str = "float32",
+    def load(cls, checkpoint: Path, *, device: str = "cpu", dtype: str | None = None,
              capacity: int | None = None, hidden_layers: Sequence[int] = ()) -> TorchRuntime:
         """Load a checkpoint directory.
 
+        Args:
+            device: "cpu" or "cuda".
+            dtype: of the weights; None: as DTYPES says.
         Raises:
             ModelError: a file is missing or does not fit the configuration.
+            MissingDependencyError: torch sees no such device.
         """
-        return cls(load_target(Path(checkpoint)).to(device, getattr(torch, dtype)),
-                   capacity=capacity, hidden_layers=hidden_layers)
+        target = load_target(Path(checkpoint), device, weights_dtype(device, dtype))
+        return cls(target, capacity=capacity, hidden_layers=hidden_layers)
 
     @property
     def capacity(self) -> int:
@@ -93,11 +114,14 @@ class TorchRuntime:
             raise ModelError(f"prompt: given {count} image placeholders and {features.shape[0]} "
                              f"images, expected {self.config.vision.tokens_per_image} for each")
         levels = torch.from_numpy(features).to(self._device, self._dtype).unbind(1)
+        if self._is_poisoned:
+            self._cache.clear()
         self._cache.crop(0)
+        self._is_poisoned = False
         step = self._target.prefill(ids, self._cache, VisionFeatures(levels[0], levels[1:]),
                                     select_layers=self._layers)
         assert step.rope_delta is not None
-        self._rope_delta = step.rope_delta
+        self._rope_delta, self._delta = step.rope_delta, int(step.rope_delta)
         return self._step(step, logits)
 
     def extend(self, token_ids: np.ndarray, *, indices: np.ndarray | None = None,
@@ -105,6 +129,8 @@ class TorchRuntime:
         """See base.Runtime."""
         count, past = len(token_ids), self._cache.length
         self._require_room(past, count, "block")
+        if self._has_fixed_shapes and count <= MAX_STATIC_BLOCK:
+            return self._extend_fixed(np.asarray(token_ids), indices, visible, logits)
         mask = None
         if visible is not None:
             allowed = np.concatenate([np.ones((count, past), bool), visible], axis=1)
@@ -116,6 +142,22 @@ class TorchRuntime:
             self._rope_delta, None if places is None else places.to(self._device), mask,
             self._layers)
         return self._step(step, logits)
+
+    def _extend_fixed(self, token_ids: np.ndarray, indices: np.ndarray | None,
+                      visible: np.ndarray | None, logits: bool) -> Step:
+        """`extend` by a pass of fixed shapes."""
+        count, past = len(token_ids), self._cache.length
+        if count not in self._blocks:
+            self._blocks[count] = StaticBlock(self._target, self._cache, count, self._layers,
+                                              self._top_k)
+        places = np.arange(past, past + count) if indices is None else np.asarray(indices)
+        chosen, top_ids, top_log_probs, rows, *selected = self._blocks[count].run(
+            token_ids, places + self._delta, past, visible)
+        self._cache.advance(count)
+        log_probs = _numpy(top_log_probs)
+        self._is_poisoned |= not np.isfinite(log_probs).all()
+        return Step(chosen.cpu().numpy(), top_ids.cpu().numpy(), log_probs,
+                    tuple(_numpy(layer) for layer in selected), _numpy(rows) if logits else None)
 
     def crop(self, length: int) -> None:
         """See base.Runtime."""
@@ -145,24 +187,78 @@ class TorchRuntime:
                     _numpy(masked) if logits else None)
 
 
-def load_target(checkpoint: Path) -> Target:
-    """The model of a checkpoint directory, float32 on the CPU.
+def weights_dtype(device: str, name: str | None = None) -> torch.dtype:
+    """What the weights are held in on a device.
+
+    Args:
+        device: "cpu" or "cuda".
+        name: such as "float16"; None: as DTYPES says.
+    Raises:
+        ModelError: no such kind of device.
+        MissingDependencyError: torch sees none.
+    """
+    if device not in DTYPES:
+        raise ModelError(f"provider: given {device!r} for torch, expected one of "
+                         f"{', '.join(DTYPES)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingDependencyError(f"provider cuda: torch {torch.__version__} sees no CUDA "
+                                     f"device, expected its CUDA build and an NVIDIA driver")
+    return getattr(torch, name or DTYPES[device])
+
+
+def load_target(checkpoint: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
+                ) -> Target:
+    """The model of a checkpoint directory.
 
     Raises:
         ModelError: a file is missing or does not fit the configuration.
     """
-    target = Target(load_config(checkpoint))
+    config = load_config(checkpoint)
+    with torch.device("meta"):      # shapes alone: the memory is the checkpoint's tensors
+        target = Target(config)
     paths = sorted(checkpoint.glob("*.safetensors"))
     if not paths:
         raise ModelError(f"{checkpoint}: given no *.safetensors, expected a checkpoint")
     try:
-        weights = {name: tensor.float() for path in paths
-                   for name, tensor in load_file(path).items()}
-        target.load_state_dict(weights)
+        weights = {name: tensor.to(dtype) for path in paths
+                   for name, tensor in load_file(path, device=device).items()}
+        target.load_state_dict(weights, assign=True)
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"{checkpoint}: weights do not fit config.json: {reason}") from error
     return target.requires_grad_(False)
+
+
+def random_target(config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Target:
+    """A model of random weights, made where it runs: for measuring."""
+    with torch.device("meta"):
+        target = Target(config).to(dtype)
+    return randomise(target.to_empty(device=device), seed)
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Norms about 1, matrices about their width to the power -1/2: numbers of a usual size."""
+    for index, weight in enumerate(model.parameters()):
+        generator = torch.Generator(weight.device).manual_seed(seed + index)
+        if weight.dim() == 1:
+            weight.normal_(1.0, 0.02, generator=generator)
+        else:
+            weight.normal_(0.0, weight[0].numel() ** -0.5, generator=generator)
+    return model.eval().requires_grad_(False)
+
+
+def measure_bandwidth_gbps(device: str, num_bytes: int = 1 << 30, repeats: int = 10) -> float:
+    """Bytes read and written a second, in 1e9, when a device copies its own memory."""
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target, best_s = torch.empty_like(source), float("inf")
+    for _ in range(repeats):
+        started_s = time.perf_counter()
+        target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best_s = min(best_s, time.perf_counter() - started_s)
+    return 2 * num_bytes / best_s / 1e9
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
