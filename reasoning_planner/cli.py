@@ -38,6 +38,8 @@ COMMANDS = {
     "train-draft": Command("training.train_draft",
                            "distil a block draft from the target's own texts"),
     "export": Command("export.to_onnx", "a checkpoint to the graphs that ONNX Runtime runs"),
+    "build-engines": Command("export.build_engines",
+                             "a checkpoint to the engines of a platform"),
     "import-checkpoint": Command("training.import_checkpoint",
                                  "an Alpamayo checkpoint -> our layout, verified"),
 }

@@ -1,8 +1,12 @@
-"""What this machine has for the planner, what is missing and how to get it."""
+"""What this machine has for the planner, what is missing and how to get it.
+
+For every platform that engines are built for it says what keeps this machine from building them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -13,7 +17,12 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Mapping, Sequence
 
+from .errors import PlannerError
+
+_SHIPPED = Path(__file__).resolve().parent / "checkpoints" / "nano"
+NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")       # PCs, and Jetsons
 OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 PYTHONS = ((3, 10), (3, 13))
 RECEIVE_BUFFER_BYTES = 10_000_000     # what full-size camera images need to arrive, autoware docs
@@ -32,11 +41,13 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `reasoning-planner doctor`."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR",
+                        help="also check this one's engines against it")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit 1 when something needed is missing."""
-    findings = examine()
+    findings = examine() + engine_findings(args.checkpoint)
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -67,6 +78,80 @@ def examine() -> list[Finding]:
     ]
 
 
+def engine_findings(checkpoint: Path | None) -> list[Finding]:
+    """One for each platform, and one for each folder of engines beside a checkpoint."""
+    try:
+        from .runtimes.platforms import load_platforms
+    except ImportError as error:
+        return [Finding("engines", OPTIONAL, f"not looked at: {error.name} is not installed")]
+    try:
+        platforms = load_platforms()
+    except PlannerError as error:
+        return [Finding("engines", OPTIONAL, str(error), "install the package whole")]
+    wanting = _wanting_for_tensorrt()
+    return [*(_platform(platform, wanting) for platform in platforms.values()),
+            *(_engines(folder.parent, checkpoint) for folder in
+              sorted((checkpoint or _SHIPPED).glob("engines/*/engine.json")))]
+
+
+def _wanting_for_tensorrt() -> list[str]:
+    """What every engine of TensorRT needs and this machine has not, TensorRT itself aside."""
+    from .runtimes.device_memory import create_device_memory
+
+    wanting = [] if importlib.util.find_spec("onnx") else ["onnx is not installed"]
+    if not any(map(os.path.exists, NVIDIA_DEVICES)):
+        return [*wanting, "no NVIDIA device"]
+    try:
+        create_device_memory()
+    except PlannerError as error:
+        wanting.append(str(error).partition("; expected ")[0])
+    return wanting
+
+
+def _platform(platform: Any, wanting: list[str]) -> Finding:
+    name = f"for {platform.name}"
+    if platform.runtime == "ort":
+        return Finding(name, OK, "ONNX Runtime",
+                       f"reasoning-planner build-engines --platform {platform.name}")
+    version = _tensorrt_version()
+    missing = list(wanting)
+    if version is None:
+        missing.insert(0, "TensorRT is not installed")
+    elif not platform.tensorrt.include(version):
+        missing.insert(0, f"TensorRT {version} is another")
+    if not missing:
+        return Finding(name, OK, f"TensorRT {version}",
+                       f"reasoning-planner build-engines --platform {platform.name}")
+    source = ("pip install tensorrt" if "x86" in platform.families
+              else "TensorRT comes with JetPack: sudo apt install nvidia-jetpack")
+    return Finding(name, OPTIONAL, "; ".join(missing),
+                   f"TensorRT {platform.tensorrt}, and one of torch with CUDA, cuda-python and "
+                   f"pycuda: {source}")
+
+
+def _tensorrt_version() -> str | None:
+    try:
+        import tensorrt
+    except ImportError:
+        return None
+    return tensorrt.__version__
+
+
+def _engines(folder: Path, checkpoint: Path | None) -> Finding:
+    """Whether engines are those of the checkpoint beside which they lie."""
+    from .runtimes.engine_manifest import EngineManifest
+
+    name = f"engines {folder.name}"
+    try:
+        manifest = EngineManifest.load(folder)
+        manifest.require_checkpoint(folder, checkpoint or _SHIPPED)
+        for engine in manifest.engines:
+            manifest.engine_content(folder, engine).close()
+    except PlannerError as error:
+        return Finding(name, MISSING if checkpoint else OPTIONAL, str(error))
+    return Finding(name, OK, f"{manifest.model}, built by {manifest.builder}")
+
+
 def _python() -> Finding:
     low, high = (".".join(map(str, version)) for version in PYTHONS)
     supported = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
@@ -86,8 +171,14 @@ def _module(name: str, remedy: str, needed: bool = True) -> Finding:
 
 
 def _distribution_version(module: str) -> str:
-    names = importlib.metadata.packages_distributions().get(module, [])
+    names = _distributions().get(module, [])
     return importlib.metadata.version(names[0]) if names else "version unknown"
+
+
+@functools.cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    """Module -> the packages it comes from; reads every installed package, so it is kept."""
+    return importlib.metadata.packages_distributions()
 
 
 def _ros() -> Finding:
@@ -140,9 +231,8 @@ def _tensorrt() -> Finding:
 
 
 def _checkpoint() -> Finding:
-    shipped = Path(__file__).resolve().parent / "checkpoints" / "nano"
     remedy = "for a real target: reasoning-planner import-checkpoint DIR"
-    if not (shipped / "ort_manifest.json").is_file():
+    if not (_SHIPPED / "ort_manifest.json").is_file():
         return Finding("checkpoint", OPTIONAL, "none: the kinematic planner plans", remedy)
     return Finding("checkpoint", OK, "nano, a stand-in; used where model.checkpoint says so",
                    remedy)
