@@ -17,13 +17,16 @@ from reasoning_planner.evaluation.bench_methods import METHODS, PEERS
 from reasoning_planner.evaluation.bench_runs import DecoderContender
 from reasoning_planner.evaluation.bench_scenes import (FIRST_COLD_SEED, FIRST_DRIVE_SEED,
                                                        SceneSource)
+from reasoning_planner.export.build_engines import build_engines
 from reasoning_planner.export.draft_graph import export_draft
 from reasoning_planner.models.draft import Draft
 from reasoning_planner.models.draft_config import DraftConfig
 from reasoning_planner.models.draft_release import save_draft
+from reasoning_planner.runtimes.engine_manifest import EngineManifest
 from reasoning_planner.runtimes.factory import create_runtime
 from reasoning_planner.runtimes.manifest import (MANIFEST_NAME, Manifest, load_config,
                                                  sha256_of)
+from reasoning_planner.runtimes.platforms import load_platforms
 from reasoning_planner.runtimes.torch_runtime import load_target
 from reasoning_planner.speculative.acceptance import GreedyRule
 from reasoning_planner.speculative.corpus_proposer import save_corpus
@@ -207,6 +210,18 @@ def test_calibrating_writes_the_manifest_and_nothing_else(equipped, tmp_path, ca
     before.save(equipped)
 
 
+def test_calibrating_writes_to_the_engines_that_run(equipped, tmp_path):
+    folder, before = equipped / "engines" / "cpu", (equipped / MANIFEST_NAME).read_bytes()
+    build_engines(load_platforms()["cpu"], equipped, folder, measure=False)
+    try:
+        assert bench(equipped, tmp_path, "--calibrate", "--scenes", "0") == 0
+        assert load_cost_curve(folder).sizes[0] == 1
+        assert EngineManifest.load(folder).costs["threads"] == 1
+        assert (equipped / MANIFEST_NAME).read_bytes() == before
+    finally:
+        shutil.rmtree(folder.parent)
+
+
 def test_a_damaged_curve_is_refused(equipped):
     path = equipped / MANIFEST_NAME
     content = path.read_text()
@@ -223,7 +238,7 @@ def test_a_damaged_curve_is_refused(equipped):
     (["--temperature", "-1"], "--temperature: given -1.0, expected 0 or 0.01 .. 10"),
     (["--threads", "0"], "--threads: given 0"), (["--cycles", "-1"], "--cycles: given -1"),
     (["--methods", "oracle"], "given oracle, expected some of autoregressive"),
-    (["--calibrate", "--runtime", "torch"], "--calibrate: given --runtime torch, expected ort"),
+    (["--calibrate", "--runtime", "torch"], "--calibrate: given --runtime torch, expected"),
     (["--out", "/dev/null/bench"], "--out /dev/null/bench: cannot be made"),
     (["--draft", "absent"], "absent"), (["--corpus", "absent.npz"], "absent.npz"),
     (["--checkpoint", "absent"], "absent")])

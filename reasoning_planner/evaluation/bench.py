@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     curve = bench.calibrate()
     if args.calibrate:
         about = {"threads": args.threads, "hardware": describe_hardware()["cpu"]}
-        save_cost_curve(curve, bench.parts.checkpoint, about)
-        print(f"T(k) written into {bench.parts.checkpoint}", file=sys.stderr)
+        save_cost_curve(curve, bench.engines, about)
+        print(f"T(k) written into {bench.engines}", file=sys.stderr)
     if args.scenes == 0:
         print(json.dumps(curve.to_dict()) if args.json else _curve_line(curve))
         return 0
@@ -92,9 +92,9 @@ def _check(args: argparse.Namespace) -> None:
         problems.append(f"--cycles: given {args.cycles}, expected 0 or more")
     if args.temperature != 0.0 and not 0.01 <= args.temperature <= 10.0:
         problems.append(f"--temperature: given {args.temperature}, expected 0 or 0.01 .. 10")
-    if args.calibrate and args.runtime != "ort":
-        problems.append(f"--calibrate: given --runtime {args.runtime}, expected ort, whose graphs "
-                        f"have a manifest")
+    if args.calibrate and args.runtime == "torch":
+        problems.append("--calibrate: given --runtime torch, expected one whose engines have a "
+                        "manifest")
     for name in ("threads", "max_new_tokens"):
         if getattr(args, name) < 1:
             problems.append(f"--{name.replace('_', '-')}: given {getattr(args, name)}, expected "

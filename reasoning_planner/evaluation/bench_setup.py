@@ -17,6 +17,7 @@ from ..errors import ConfigError, MissingDependencyError
 from ..models.draft_config import CONFIG_NAME
 from ..runtimes.base import Runtime
 from ..runtimes.draft_base import load_draft_config
+from ..runtimes.engine_manifest import find_engines
 from ..runtimes.factory import create_runtime
 from ..runtimes.manifest import load_config
 from ..speculative.cost_curve import CostCurve
@@ -72,6 +73,11 @@ class Bench:
         engine = create_runtime(runtime, checkpoint, threads=threads, hidden_layers=layers)
         return cls(engine, TextTokenizer.load(checkpoint / "tokenizer.json"), parts, threads,
                    max_new_tokens)
+
+    @property
+    def engines(self) -> Path:
+        """Folder of the engines, or the graphs, that the runtime found."""
+        return find_engines(self.parts.checkpoint, self.runtime.name) or self.parts.checkpoint
 
     @property
     def source(self) -> SceneSource:
