@@ -17,6 +17,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["reasoning_planner", "reasoning_planner.*"]),
+    data_files=[("share/reasoning_planner/engines",
+                 sorted(map(str, Path("engines").glob("*.yaml"))))],
     package_data={"reasoning_planner": ["evaluation/templates/*", "checkpoints/*/*"]},
     install_requires=[
         "jsonschema>=4",
