@@ -170,7 +170,7 @@ class VlaModel:
         engine = create_runtime(runtime, checkpoint, graphs=graphs, threads=threads,
                                 hidden_layers=selected.hidden_layers, provider=provider)
         return cls(engine, tokenizer, config, selected.create(
-            config.num_speculative_tokens, runtime, graphs, threads))
+            config.num_speculative_tokens, runtime, graphs, threads, provider))
 
     def plan_trajectory(self, observation: Observation,
                         deadline: Deadline) -> ModelResult | Refusal:

@@ -29,6 +29,7 @@ class ProposerConfig:
     checkpoint: str = ""                # the target it was trained on
     draft_runtime: str = "ort"
     draft_threads: int = 0              # of its engine; 0: its own choice
+    draft_provider: str = "cpu"         # where "torch" computes, cpu or cuda
     corpus_order: int = 8               # longest stretch of text looked up
     num_speculative_tokens: int = 7     # deepest draft
     max_nodes: int = 7                  # draft tokens of one proposer's tree
@@ -62,7 +63,7 @@ def _temporal(config: ProposerConfig) -> TemporalProposer:
 
 def _flat_rope(config: ProposerConfig) -> BlockDraftProposer:
     draft = create_draft(config.draft_runtime, Path(config.draft), Path(config.checkpoint),
-                         threads=config.draft_threads)
+                         threads=config.draft_threads, provider=config.draft_provider)
     return BlockDraftProposer(draft, BlockDraftConfig(config.num_speculative_tokens))
 
 

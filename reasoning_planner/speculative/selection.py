@@ -12,6 +12,7 @@ from pathlib import Path
 from ..config import PROPOSERS
 from ..errors import ModelError
 from ..runtimes.draft_base import load_draft_config
+from ..runtimes.engine_manifest import find_engines
 from .cost_curve import CostCurve, load_cost_curve
 from .proposer import NoProposer, Proposer
 from .registry import ProposerConfig, create_proposer
@@ -43,24 +44,32 @@ class Selection:
         return "flat_rope" in self.names
 
     def create(self, num_speculative_tokens: int, runtime: str, graphs: Path | None,
-               threads: int) -> Proposer:
+               threads: int, provider: str = "cpu") -> Proposer:
         """The proposer.
 
         Args:
             num_speculative_tokens: deepest draft for one pass of the target.
-            runtime: engine of the draft, the target's own.
-            graphs: whose T(k) decides how much merged proposers draft; None: the checkpoint's.
+            runtime, graphs, threads, provider: of the target, see runtimes.factory.create_runtime;
+                beside TensorRT the draft runs on ONNX Runtime.
         Raises:
             ModelError, DataError: a file is damaged or foreign.
         """
         if not self.names:
             return NoProposer()
-        costs = load_cost_curve(graphs or self.checkpoint) if len(self.names) > 1 else None
+        on_torch = runtime == "torch"
         return create_proposer(ProposerConfig(
             names=self.names, corpus=str(self.checkpoint / CORPUS_NAME),
             draft=str(self.checkpoint / DRAFT_FOLDER), checkpoint=str(self.checkpoint),
-            draft_runtime=runtime, draft_threads=threads, max_nodes=num_speculative_tokens,
-            num_speculative_tokens=num_speculative_tokens, costs=costs or CostCurve()))
+            draft_runtime="torch" if on_torch else "ort", draft_threads=threads,
+            draft_provider=provider if on_torch else "cpu", max_nodes=num_speculative_tokens,
+            num_speculative_tokens=num_speculative_tokens, costs=self._costs(runtime, graphs)))
+
+    def _costs(self, runtime: str, graphs: Path | None) -> CostCurve:
+        """T(k) of the engines in use, by which merged proposers decide how far to draft."""
+        if len(self.names) == 1 or runtime == "torch":      # PyTorch has no engine's manifest
+            return CostCurve()
+        folder = graphs or find_engines(self.checkpoint, runtime) or self.checkpoint
+        return load_cost_curve(folder) or CostCurve()
 
 
 def select(choice: str, checkpoint: Path) -> Selection:
