@@ -3,13 +3,20 @@
 from pathlib import Path
 
 from ament_index_python.packages import get_package_share_directory
-from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument
+from launch import LaunchContext, LaunchDescription
+from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterFile, ParameterValue
 
 CAMERA_SLOTS = ("front_left", "front", "front_right", "front_telephoto")
+RESPAWN_DELAY_S = 2.0
+# Argument -> parameter it sets, type, description; left empty, the parameter file decides.
+OVERRIDES = {
+    "compressed": ("cameras.compressed", bool, "true: the image topics are CompressedImage"),
+    "checkpoint": ("model.checkpoint", str, "folder of a checkpoint with its graphs, or nano"),
+    "runtime": ("model.runtime", str, "engine that runs it"),
+}
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -27,26 +34,39 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("namespace", default_value="", description="namespace of the node"),
         DeclareLaunchArgument("use_sim_time", default_value="false",
                               description="true: time comes from /clock (a bag is played)"),
-        DeclareLaunchArgument("compressed", default_value="false",
-                              description="true: the image topics are CompressedImage"),
+        DeclareLaunchArgument("respawn", default_value="false",
+                              description="true: start the node again whenever it ends"),
         DeclareLaunchArgument("odometry", default_value="/localization/kinematic_state",
                               description="odometry topic, nav_msgs/Odometry"),
         *cameras,
+        *(DeclareLaunchArgument(name, default_value="",
+                                description=f"{description}; empty: as the parameter file says")
+          for name, (_, _, description) in OVERRIDES.items()),
     ]
-    planner = Node(
+    return LaunchDescription([*arguments, OpaqueFunction(function=_planner)])
+
+
+def _planner(context: LaunchContext) -> list[Node]:
+    """The node, once the arguments are known."""
+    given = {name: (parameter, kind) for name, (parameter, kind, _) in OVERRIDES.items()
+             if LaunchConfiguration(name).perform(context)}
+    overrides = {parameter: ParameterValue(LaunchConfiguration(name), value_type=kind)
+                 for name, (parameter, kind) in given.items()}
+    return [Node(
         package="reasoning_planner",
         executable="planner_node",
         name="reasoning_planner",
         namespace=LaunchConfiguration("namespace"),
         output="screen",
+        respawn=LaunchConfiguration("respawn").perform(context).lower() == "true",
+        respawn_delay=RESPAWN_DELAY_S,
         parameters=[
             ParameterFile(LaunchConfiguration("param_file"), allow_substs=True),
-            {"use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool),
-             "cameras.compressed": ParameterValue(LaunchConfiguration("compressed"),
-                                                  value_type=bool)},
+            {"use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"),
+                                            value_type=bool)},
+            *([overrides] if overrides else []),
         ],
         remappings=[("~/input/odometry", LaunchConfiguration("odometry"))]
         + [(f"~/input/image{slot}", LaunchConfiguration(f"image{slot}"))
            for slot in range(len(CAMERA_SLOTS))],
-    )
-    return LaunchDescription([*arguments, planner])
+    )]

@@ -1,5 +1,7 @@
 """planner_node over its life: a hundred activations, parameters of every kind and file."""
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ pytest.importorskip("reasoning_planner.msg", reason="needs the built workspace: 
 
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
-from ros_harness import ROOT, domain_id, running, start_node
+from ros_harness import ROOT, domain_id, end, running, start_node
 
 pytestmark = pytest.mark.ros
 WARM_UP, CYCLES = 20, 100
@@ -44,6 +46,29 @@ def test_a_hundred_activations_leak_nothing():
         vehicle.wait_for_planner()
         vehicle.drive(0, 18)
         assert vehicle.wait_for(lambda: vehicle.plans)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_imports_ends_the_process_cleanly(number):
+    process = start_node(domain_id())
+    caught = Path(f"/proc/{process.pid}/status")
+    until_s = time.monotonic() + 20.0
+    while time.monotonic() < until_s:       # SIGTERM has a handler: the imports begin
+        mask = int(caught.read_text().partition("SigCgt:")[2].split()[0], 16)
+        if mask >> (signal.SIGTERM - 1) & 1:
+            break
+    code, errors = end(process, number)
+    assert code == 0 and "Traceback" not in errors, errors
+
+
+def test_another_interpreter_can_be_named(tmp_path):                               # row 25
+    other = tmp_path / "python"
+    other.write_text('#!/bin/sh\necho "started by $0 with $2" >&2\n')
+    other.chmod(0o755)
+    process = start_node(domain_id(), env={"REASONING_PLANNER_PYTHON": str(other)})
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert errors.strip() == f"started by {other} with --ros-args"
 
 
 def errors_of(parameters=None, arguments=()):
