@@ -52,6 +52,7 @@ def test_with_the_model_plans_come_with_text_and_say_what_is_missing(model_demo)
         assert "cameras missing" in dict(plan.reasons)
         assert len(plan.token_texts) == len(plan.origins) > plan.rounds > 0
         assert len(plan.positions) == 65
+    assert (model_demo / "engines" / "engine.json").is_file()       # what it planned with
     summary = json.loads((model_demo / "summary.json").read_text())
     assert CONTRACT <= set(summary) and summary["cycles"] >= 30
     assert summary["coc_examples"] and summary["model"] == "nano" and summary["runtime"]

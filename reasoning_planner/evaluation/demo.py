@@ -1,9 +1,10 @@
 """The main job on the real drive: bag -> DDS -> planner_node -> messages -> report.
 
 Four processes and real ROS 2 in between: `bag_player` publishes the drive, `planner_node` plans,
-`plan_recorder` writes down what it publishes; then the report is made from what was written.
-Leaves report.html, summary.json, the bag and the records in --out. Needs the built workspace:
-`make demo` sees to it.
+`plan_recorder` writes down what it publishes; then the report is made from what was written. The
+model runs on the engines that `build-engines --platform cpu` makes, left as they are when they are
+up to date. Leaves report.html, summary.json, the bag, the records and the engines in --out. Needs
+the built workspace: `make demo` sees to it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import MissingDependencyError, PlannerError
+from ..export.build_engines import build_engines
+from ..runtimes.platforms import load_platforms
 from ..vla import VlaConfig, checkpoint_directory
 from . import kitti_drive
 from .recheck import write_twice
@@ -69,11 +72,12 @@ def run(args: argparse.Namespace) -> int:
     for stale in (bag, records, out / "report.html", out / "summary.json"):
         shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
     kitti_drive.write_drive(kitti_drive.read_clip(args.clip), bag)
-    play_through_node(bag, records, args)
+    engines = _build_engines(out / "engines", args) if _has_model(args) else None
+    play_through_node(bag, records, args, engines)
     check(read_records(records), with_text=_has_model(args))
     summary = make_report(records, bag, out, {
         "bag_name": "KITTI odometry, right turn", "playing speed": _rate(args),
-        **(_model_info(bag, args.checkpoint) if _has_model(args) else {}),
+        **(_model_info(bag, args.checkpoint, engines) if engines else {}),
         "pictures": "KITTI, Geiger, Lenz and Urtasun, CVPR 2012, CC BY-NC-SA 3.0: not for "
                     "commercial use"})
     if args.json:
@@ -84,7 +88,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def play_through_node(bag: Path, records: Path, args: argparse.Namespace) -> None:
+def _build_engines(folder: Path, args: argparse.Namespace) -> Path:
+    """The model's engines for a processor, in `folder`."""
+    build_engines(load_platforms()["cpu"], checkpoint_directory(args.checkpoint), folder,
+                  measure=False)
+    return folder
+
+
+def play_through_node(bag: Path, records: Path, args: argparse.Namespace,
+                      engines: Path | None = None) -> None:
     """Run the three nodes until the bag is played and the last plan is recorded."""
     inputs = {f"~/input/image{ANCHOR_SLOT}": kitti_drive.IMAGE_TOPIC,
               "~/input/odometry": kitti_drive.ODOMETRY_TOPIC}
@@ -93,7 +105,7 @@ def play_through_node(bag: Path, records: Path, args: argparse.Namespace) -> Non
     with ExitStack() as stack:
         environment = _environment()
         node = stack.enter_context(_process(
-            "planner_node", inputs, _node_parameters(args), environment, args.params))
+            "planner_node", inputs, _node_parameters(args, engines), environment, args.params))
         recorder = stack.enter_context(_process(
             "plan_recorder", outputs, {"records": str(records)}, environment))
         player = stack.enter_context(_process(
@@ -111,9 +123,10 @@ def _has_model(args: argparse.Namespace) -> bool:
     return args.checkpoint != "none"
 
 
-def _model_info(bag: Path, checkpoint: str) -> dict[str, object]:
+def _model_info(bag: Path, checkpoint: str, engines: Path) -> dict[str, object]:
     """What plans do not say of their model: its text without a draft, on the same drive."""
-    twice = write_twice(bag, checkpoint_directory(checkpoint), VlaConfig(noise_scale=NOISE_SCALE))
+    twice = write_twice(bag, checkpoint_directory(checkpoint), VlaConfig(noise_scale=NOISE_SCALE),
+                        engines=engines)
     return {"model": checkpoint, "runtime": "ONNX Runtime, CPU", **twice.run_info()}
 
 
@@ -121,11 +134,12 @@ def _rate(args: argparse.Namespace) -> float:
     return args.rate if args.rate is not None else MODEL_RATE if _has_model(args) else 1.0
 
 
-def _node_parameters(args: argparse.Namespace) -> dict[str, object]:
+def _node_parameters(args: argparse.Namespace, engines: Path | None) -> dict[str, object]:
     parameters: dict[str, object] = {"use_sim_time": True, "cameras.compressed": True}
-    if _has_model(args):
+    if engines is not None:
         parameters |= {"model.checkpoint": str(checkpoint_directory(args.checkpoint).resolve()),
-                       "model.noise_scale": NOISE_SCALE, "deadline_s": MODEL_DEADLINE_S}
+                       "model.engines": str(engines), "model.noise_scale": NOISE_SCALE,
+                       "deadline_s": MODEL_DEADLINE_S}
     return parameters
 
 

@@ -42,7 +42,8 @@ class Recheck:
                 "speculative_ms": self.speculative_ms, "lossless_mismatches": self.mismatches}
 
 
-def write_twice(bag: Path, checkpoint: Path, asked: VlaConfig, threads: int = 1) -> Recheck:
+def write_twice(bag: Path, checkpoint: Path, asked: VlaConfig, threads: int = 1,
+                engines: Path | None = None) -> Recheck:
     """Plan at every anchor image of a drive with 1 .. 4 cameras, both ways.
 
     Args:
@@ -50,6 +51,7 @@ def write_twice(bag: Path, checkpoint: Path, asked: VlaConfig, threads: int = 1)
         checkpoint: of the model.
         asked: how; its `proposer` is the draft to compare.
         threads: of the engine.
+        engines: folder of the model's engines; None: the checkpoint's own.
     Raises:
         PlannerError: the bag or the checkpoint cannot be used.
     """
@@ -60,7 +62,7 @@ def write_twice(bag: Path, checkpoint: Path, asked: VlaConfig, threads: int = 1)
         inputs = Inputs(opened, found, topics)
         config = replace(config, frame_id=inputs.frame_id, base_frame=inputs.base_frame)
         planners = [Planner(config, VlaModel.load(checkpoint, replace(asked, proposer=proposer),
-                                                  threads=threads))
+                                                  threads=threads, graphs=engines))
                     for proposer in (asked.proposer, "none")]
         replay = Replay(config, planners, [name or "none" for name in topics.cameras], "recheck",
                         keep_times=True)
