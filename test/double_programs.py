@@ -6,6 +6,7 @@ or as new rows, visibility as additive biases, one Euler step of the action expe
 
 from __future__ import annotations
 
+import functools
 import pickle
 from pathlib import Path
 
@@ -54,8 +55,14 @@ class Bound(AttentionBackend):
                                               enable_gqa=True)
 
 
+@functools.cache
+def oracle(checkpoint):
+    """The target of a checkpoint, one for all programs."""
+    return load_target(checkpoint).eval()
+
+
 class Program:
-    """Base: names and shapes, and a target that is loaded when first needed."""
+    """Base: names and shapes of one engine, and the oracle that computes it."""
 
     aliases: dict = {}
 
@@ -69,14 +76,9 @@ class Program:
         self._caches = {f"past_{name}": cache for name in names}
         self._names = names
         self._describe(config, dtype, cache)
-        self._target = None
-
-    def __getstate__(self):
-        return {**self.__dict__, "_target": None}
 
     def target(self):
-        self._target = self._target or load_target(self._checkpoint).eval()
-        return self._target
+        return oracle(self._checkpoint)
 
     def run(self, arrays):
         with torch.no_grad():

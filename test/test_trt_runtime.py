@@ -48,11 +48,12 @@ def checkpoint(exported_checkpoint):
     return exported_checkpoint
 
 
-@pytest.fixture(scope="module", params=[(k, p) for k in KINDS for p in ("float32", "float16")],
-                ids="-".join)
+@pytest.fixture(scope="module", params=KINDS)
 def engines(request, checkpoint, tmp_path_factory):
-    kind, precision = request.param
-    out = tmp_path_factory.mktemp("engines")
+    return written(checkpoint, tmp_path_factory.mktemp("engines"), request.param, "float32")
+
+
+def written(checkpoint, out, kind, precision):
     write_engines(checkpoint, out, dataclasses.replace(load_platforms()[KINDS[kind]],
                                                        precision=precision))
     return out
@@ -92,6 +93,11 @@ def features(trt, images):
     return trt.encode_images(images)
 
 
+@pytest.fixture(scope="module")
+def ort_features(ort, images):
+    return ort.encode_images(images)
+
+
 def tolerance(runtime):
     return TOLERANCE if runtime._decoder.dtype == np.float32 else 0.1
 
@@ -114,9 +120,21 @@ def assert_same(given, expected, most):
 
 # The sequence, against ONNX Runtime
 
-def test_the_sequence_of_a_cycle_agrees(trt, ort, prompt, images, features):
+def test_the_sequence_of_a_cycle_agrees(trt, ort, prompt, features, ort_features):
+    a_cycle_agrees(trt, ort, prompt, features, ort_features)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sequence_agrees_in_half_precision(kind, checkpoint, ort, prompt, images,
+                                               ort_features, tmp_path):
+    runtime = load(checkpoint, written(checkpoint, tmp_path, kind, "float16"))
+    assert runtime._decoder.dtype == np.float16
+    a_cycle_agrees(runtime, ort, prompt, runtime.encode_images(images), ort_features)
+
+
+def a_cycle_agrees(trt, ort, prompt, features, theirs):
+    """Encode, prefill, decode, verify, roll back, a tree, its path kept, act: number by number."""
     most = tolerance(trt)
-    theirs = ort.encode_images(images)
     assert features.shape == theirs.shape
     assert_close(np.asarray(features[:2]), theirs[:2], most)
     assert_same(trt.prefill(prompt, features, logits=True),
