@@ -23,14 +23,22 @@ from .errors import PlannerError
 
 _SHIPPED = Path(__file__).resolve().parent / "checkpoints" / "nano"
 NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")       # PCs, and Jetsons
-OK, MISSING, OPTIONAL = "ok", "missing", "optional"
+OK, WARNING, MISSING, OPTIONAL = "ok", "warning", "missing", "optional"
 PYTHONS = ((3, 10), (3, 13))
-RECEIVE_BUFFER_BYTES = 10_000_000     # what full-size camera images need to arrive, autoware docs
+KERNEL_LIMITS = Path("/proc/sys/net")
+# What camera images need to arrive whole over UDP, and what to set: Autoware's documentation.
+RECEIVE_BUFFER = ("core/rmem_max", 10_000_000, 2**31 - 1)
+FRAGMENT_MEMORY = ("ipv4/ipfrag_high_thresh", 2**27, 2**27)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for. `state` is ok, missing (needed) or optional (absent, not needed)."""
+    """One thing looked for.
+
+    Attributes:
+        state: ok, warning (works, but not well), missing (needed) or optional (absent, not
+            needed).
+    """
 
     name: str
     state: str
@@ -57,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line(finding: Finding) -> str:
-    mark = {OK: "ok      ", MISSING: "MISSING ", OPTIONAL: "absent  "}[finding.state]
+    mark = {OK: "ok      ", WARNING: "warning ", MISSING: "MISSING ",
+            OPTIONAL: "absent  "}[finding.state]
     remedy = f"  -> {finding.remedy}" if finding.remedy else ""
     return f"{mark}{finding.name:<18}{finding.found}{remedy}"
 
@@ -74,7 +83,9 @@ def examine() -> list[Finding]:
         *(_module(name, remedy, needed=False) for name, remedy in (
             ("jinja2", "pip install 'reasoning_planner[report]'"),
             ("torch", "pip install 'reasoning_planner[train]'"))),
-        _ros(), _messages(), _rmw(), _receive_buffer(), _gpu(), _tensorrt(), _checkpoint(),
+        _ros(), _messages(), _rmw(), _kernel_limit("socket buffers", *RECEIVE_BUFFER),
+        _kernel_limit("IP fragments", *FRAGMENT_MEMORY), _transport(),
+        _gpu(), _tensorrt(), _checkpoint(),
     ]
 
 
@@ -203,16 +214,29 @@ def _rmw() -> Finding:
     return Finding("RMW", OK, get_rmw_implementation_identifier())
 
 
-def _receive_buffer() -> Finding:
-    path = Path("/proc/sys/net/core/rmem_max")
-    if not path.exists():
-        return Finding("socket buffers", OPTIONAL, "unknown on this system")
-    size = int(path.read_text())
-    if size >= RECEIVE_BUFFER_BYTES:
-        return Finding("socket buffers", OK, f"net.core.rmem_max = {size}")
-    return Finding("socket buffers", OPTIONAL, f"net.core.rmem_max = {size}, small for raw images",
-                   f"sudo sysctl -w net.core.rmem_max={2**31 - 1}, and "
-                   "FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA")
+def _kernel_limit(name: str, setting: str, least: int, advised: int) -> Finding:
+    dotted = "net." + setting.replace("/", ".")
+    try:
+        size = int((KERNEL_LIMITS / setting).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return Finding(name, OPTIONAL, f"{dotted} unknown on this system")
+    if size >= least:
+        return Finding(name, OK, f"{dotted} = {size}")
+    return Finding(name, WARNING, f"{dotted} = {size}, expected {least} or more: large images "
+                   f"get lost on their way from another computer",
+                   f"sudo sysctl -w {dotted}={advised}")
+
+
+def _transport() -> Finding:
+    """Fast DDS sends an image that is no whole datagram in pieces, of which none may be lost."""
+    chosen = os.environ.get("FASTDDS_BUILTIN_TRANSPORTS", "")
+    if importlib.util.find_spec("rclpy") is None or "fastrtps" not in _rmw().found:
+        return Finding("large images", OPTIONAL, "not Fast DDS: no transport to choose")
+    if chosen.startswith("LARGE_DATA"):
+        return Finding("large images", OK, f"FASTDDS_BUILTIN_TRANSPORTS={chosen}")
+    return Finding("large images", WARNING, "Fast DDS with its usual transports: of raw images "
+                   "published best effort most get lost",
+                   "export FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA for camera drivers and planner")
 
 
 def _gpu() -> Finding:

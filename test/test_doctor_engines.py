@@ -1,4 +1,7 @@
-"""doctor on engines: what each platform lacks here, and whether built ones are still right."""
+"""doctor on engines, and on what lets large images arrive.
+
+What each platform lacks here, and whether built engines are still right.
+"""
 
 import argparse
 import sys
@@ -57,3 +60,39 @@ def test_engines_beside_a_checkpoint_are_checked(tmp_path, capsys, single_thread
     assert stale.state == "missing" and "another checkpoint" in stale.found
     assert doctor.run(argparse.Namespace(json=False, checkpoint=checkpoint)) == 1
     assert "MISSING engines cpu" in capsys.readouterr().out
+
+
+# Large images
+
+def network(tmp_path, monkeypatch, buffers, fragments):
+    monkeypatch.setattr(doctor, "KERNEL_LIMITS", tmp_path)
+    for name, value in (("core/rmem_max", buffers), ("ipv4/ipfrag_high_thresh", fragments)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(f"{value}\n")
+    return {finding.name: finding for finding in doctor.examine()}
+
+
+def test_small_buffers_are_a_warning_with_its_remedy(tmp_path, monkeypatch):
+    found = network(tmp_path, monkeypatch, 212_992, 4_194_304)
+    buffers, fragments = found["socket buffers"], found["IP fragments"]
+    assert buffers.state == fragments.state == "warning"
+    assert "net.core.rmem_max = 212992" in buffers.found and "images" in buffers.found
+    assert buffers.remedy == "sudo sysctl -w net.core.rmem_max=2147483647"
+    assert fragments.remedy == "sudo sysctl -w net.ipv4.ipfrag_high_thresh=134217728"
+
+
+def test_large_ones_are_none(tmp_path, monkeypatch):
+    found = network(tmp_path, monkeypatch, 2**31 - 1, 2**27)
+    assert found["socket buffers"].state == found["IP fragments"].state == "ok"
+
+
+@pytest.mark.parametrize("rmw, chosen, state", [
+    ("rmw_fastrtps_cpp", "", "warning"), ("rmw_fastrtps_cpp", "LARGE_DATA", "ok"),
+    ("rmw_cyclonedds_cpp", "", "optional")])
+def test_the_transport_of_large_images(monkeypatch, rmw, chosen, state):
+    pytest.importorskip("rclpy", reason="needs ROS 2: make ros")
+    monkeypatch.setenv("FASTDDS_BUILTIN_TRANSPORTS", chosen)
+    monkeypatch.setattr(doctor, "_rmw", lambda: doctor.Finding("RMW", "ok", rmw))
+    found = doctor._transport()
+    assert found.state == state
+    assert ("LARGE_DATA" in found.remedy) == (state == "warning")
