@@ -120,13 +120,14 @@ def tree_visibility(parents: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         visible (n, n) bool, and depths (n,) int64 from 0: `indices` less the cached length.
     """
-    visible = np.eye(len(parents), dtype=bool)
-    depths = np.zeros(len(parents), dtype=np.int64)
+    paths: list[list[int]] = []         # each node's ancestors and itself
     for node, parent in enumerate(parents):
         assert -1 <= parent < node, f"node {node}: parent {parent} is not before it"
-        if parent >= 0:
-            visible[node] |= visible[parent]
-            depths[node] = depths[parent] + 1
+        paths.append([*(paths[parent] if parent >= 0 else ()), node])
+    depths = np.array([len(path) - 1 for path in paths], dtype=np.int64)
+    visible = np.zeros((len(paths), len(paths)), dtype=bool)
+    visible[np.repeat(np.arange(len(paths)), depths + 1),
+            [node for path in paths for node in path]] = True
     return visible, depths
 
 

@@ -163,10 +163,11 @@ class OrtRuntime:
         kept = list(nodes)
         assert all(a < b for a, b in zip(kept, kept[1:])), f"not ascending: {kept}"
         assert not kept or (kept[0] >= 0 and start + kept[-1] < self._length), (start, kept)
-        if kept != list(range(len(kept))):
-            source = np.asarray(kept) + start
+        in_place = next((i for i, node in enumerate(kept) if i != node), len(kept))
+        if in_place < len(kept):
+            source, first = np.asarray(kept[in_place:]) + start, start + in_place
             for buffer in self._cache.values():
-                buffer[:, :, start:start + len(kept)] = buffer[:, :, source]
+                buffer[:, :, first:start + len(kept)] = buffer[:, :, source]
         self._length = start + len(kept)
 
     def act(self, noise: np.ndarray, num_steps: int | None = None) -> np.ndarray:

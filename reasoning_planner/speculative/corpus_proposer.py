@@ -68,6 +68,9 @@ class SuffixTrie:
         for sequence, times in sorted(distinct.items()):
             self._insert((BEGIN, *sequence, END), times)
         self._link_states()
+        self._totals = [counts.total() for counts in self._counts]
+        for state in range(len(self)):      # now, not in the first cycles
+            self.predictions(state)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -99,12 +102,14 @@ class SuffixTrie:
 
     def _prob(self, state: int, token: int) -> float:
         """Interpolated over ever shorter stretches (Witten-Bell)."""
-        counts = self._counts[state]
-        total = counts.total()
-        if state == self.ROOT:
-            return counts[token] / total
-        kinds = len(counts)
-        return (counts[token] + kinds * self._prob(self._links[state], token)) / (total + kinds)
+        prob, behind = 0.0, [state]
+        while behind[-1] != self.ROOT:
+            behind.append(self._links[behind[-1]])
+        for shorter in reversed(behind):
+            counts, total = self._counts[shorter], self._totals[shorter]
+            kinds = len(counts) if shorter != self.ROOT else 0
+            prob = (counts.get(token, 0) + kinds * prob) / (total + kinds)
+        return prob
 
     def _insert(self, sequence: tuple[int, ...], times: int) -> None:
         last = len(sequence) - 1
