@@ -37,6 +37,8 @@ COMMANDS = {
                      "every way to write the reasoning, against plain decoding"),
     "train-draft": Command("training.train_draft",
                            "distil a block draft from the target's own texts"),
+    "attention": Command("evaluation.attention",
+                         "where drafts look, and what they bring, rope by rope"),
     "export": Command("export.to_onnx", "a checkpoint to the graphs that ONNX Runtime runs"),
     "build-engines": Command("export.build_engines",
                              "a checkpoint to the engines of a platform"),

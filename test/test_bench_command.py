@@ -22,10 +22,10 @@ from reasoning_planner.export.draft_graph import export_draft
 from reasoning_planner.models.draft import Draft
 from reasoning_planner.models.draft_config import DraftConfig
 from reasoning_planner.models.draft_release import save_draft
+from reasoning_planner.runtimes.draft_base import target_sha256
 from reasoning_planner.runtimes.engine_manifest import EngineManifest
 from reasoning_planner.runtimes.factory import create_runtime
-from reasoning_planner.runtimes.manifest import (MANIFEST_NAME, Manifest, load_config,
-                                                 sha256_of)
+from reasoning_planner.runtimes.manifest import (MANIFEST_NAME, Manifest, load_config)
 from reasoning_planner.runtimes.platforms import load_platforms
 from reasoning_planner.runtimes.torch_runtime import load_target
 from reasoning_planner.speculative.acceptance import GreedyRule
@@ -47,7 +47,7 @@ def equipped(exported_checkpoint):
     folder = exported_checkpoint
     target = load_target(folder)
     draft = Draft(DraftConfig.for_target(target.config.text, block_length=8, num_layers=1,
-                                         target_sha256=sha256_of(folder / "model.safetensors")),
+                                         target_sha256=target_sha256(folder)),
                   target)
     draft.initialise(0)
     save_draft(draft, folder / "draft", {})

@@ -21,8 +21,7 @@ from reasoning_planner.models.draft_positions import (
 from reasoning_planner.models.draft_release import load_draft, save_draft
 from reasoning_planner.models.target import Target
 from reasoning_planner.runtimes.base import Step
-from reasoning_planner.runtimes.draft_base import block_of
-from reasoning_planner.runtimes.manifest import sha256_of
+from reasoning_planner.runtimes.draft_base import block_of, target_sha256
 from reasoning_planner.runtimes.torch_draft import TorchDraft
 from reasoning_planner.runtimes.torch_runtime import TorchRuntime, load_target
 from reasoning_planner.speculative.acceptance import GreedyRule
@@ -135,6 +134,11 @@ def test_visual_keys_move_away_and_score_less(rotations):
     flat, mrope = (scores(rotations[name], alike, alike)[last_query, visual].mean()
                    for name in ("flat", "mrope"))
     assert flat < 0.9 * mrope                   # 5.58 and 6.77 of the unrotated 11.31
+    shares = {name: scores(rotations[name], alike, alike)[last_query].softmax(-1)
+              for name in ("flat", "mrope")}
+    history = slice(int(visual[-1]) + 1, int(visual[-1]) + 51)
+    gain = [float(shares[name][history].sum()) for name in ("flat", "mrope")]
+    assert gain[0] > 1.5 * gain[1]              # their scores stay, what is shared out grows
     row_and_column = rotations["flat"][2][:, visual]
     assert (row_and_column[0] == row_and_column[1]).all()       # no row or column phase
 
@@ -329,7 +333,7 @@ def test_configuration_round_trip(target):
 
 
 def test_release_round_trip_and_its_refusals(target, checkpoint, tmp_path):
-    sha = sha256_of(checkpoint / "model.safetensors")
+    sha = target_sha256(checkpoint)
     draft = a_draft(target, target_sha256=sha)
     save_draft(draft, tmp_path / "a", {"seed": 0})
     loaded = TorchDraft.load(tmp_path / "a", checkpoint)

@@ -20,7 +20,7 @@ from reasoning_planner.models.draft_config import CONTEXTS, DraftConfig
 from reasoning_planner.models.draft_release import save_draft
 from reasoning_planner.runtimes.draft_factory import create_draft
 from reasoning_planner.runtimes.factory import create_runtime
-from reasoning_planner.runtimes.manifest import sha256_of
+from reasoning_planner.runtimes.draft_base import target_sha256
 from reasoning_planner.runtimes.ort_draft import OrtDraft
 from reasoning_planner.runtimes.torch_draft import TorchDraft
 from reasoning_planner.runtimes.torch_runtime import load_target
@@ -43,7 +43,7 @@ def a_release(checkpoint, folder, **changes):
     target = load_target(checkpoint)
     config = DraftConfig.for_target(
         target.config.text, block_length=6, feature_layers=LAYERS,
-        target_sha256=sha256_of(checkpoint / "model.safetensors"), **changes)
+        target_sha256=target_sha256(checkpoint), **changes)
     draft = Draft(config, target)
     draft.initialise(3)
     save_draft(draft, folder, {})

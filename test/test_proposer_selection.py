@@ -17,7 +17,7 @@ from reasoning_planner.export.draft_graph import export_draft
 from reasoning_planner.models.draft import Draft
 from reasoning_planner.models.draft_config import DraftConfig
 from reasoning_planner.models.draft_release import save_draft
-from reasoning_planner.runtimes.manifest import sha256_of
+from reasoning_planner.runtimes.draft_base import target_sha256
 from reasoning_planner.runtimes.torch_runtime import load_target
 from reasoning_planner.speculative.selection import CORPUS_NAME, DRAFT_FOLDER, select
 from reasoning_planner.vla import VlaConfig, VlaModel, checkpoint_directory
@@ -41,7 +41,7 @@ def with_draft(tmp_path_factory):
     target = load_target(checkpoint)
     draft = Draft(DraftConfig.for_target(
         target.config.text, block_length=6,
-        target_sha256=sha256_of(checkpoint / "model.safetensors")), target)
+        target_sha256=target_sha256(checkpoint)), target)
     draft.initialise(1)
     save_draft(draft, checkpoint / DRAFT_FOLDER, {})
     export_draft(checkpoint / DRAFT_FOLDER, checkpoint)

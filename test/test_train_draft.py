@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is PyTorch")
 pytest.importorskip("tokenizers", reason="the world's tokenizer")
 pytest.importorskip("safetensors", reason="releases are safetensors")
+pytest.importorskip("onnxruntime", reason="the command writes a graph for it")
+pytest.importorskip("onnx", reason="graphs are written with onnx")
 
 from reasoning_planner.errors import DataError
 from reasoning_planner.models.config import ExpertConfig, preset
 from reasoning_planner.models.draft_config import DraftConfig
 from reasoning_planner.models.target import Target
 from reasoning_planner.models.vision import image_patches
+from reasoning_planner.models.draft_release import save_draft
+from reasoning_planner.runtimes.ort_draft import OrtDraft
 from reasoning_planner.runtimes.torch_draft import TorchDraft
 from reasoning_planner.training import rollouts as rollouts_module
 from reasoning_planner.training import train_draft
@@ -24,8 +29,9 @@ from reasoning_planner.training.checkpoint import (load_release, load_state, sav
 from reasoning_planner.training.dataset import (PromptLayout, ShardStore, make_shard, token_config,
                                                 train_tokenizer)
 from reasoning_planner.training.draft_losses import count_rounds, draft_loss, place_weights
-from reasoning_planner.training.rollouts import (RolloutStore, load_rollouts, make_rollouts,
-                                                 save_rollouts, write_rollouts)
+from reasoning_planner.training.draft_sequences import passes_of
+from reasoning_planner.training.rollouts import (RolloutsPlan, RolloutStore, load_rollouts,
+                                                 make_rollouts, save_rollouts, write_rollouts)
 from reasoning_planner.training.train_draft import DraftSchedule, DraftTrainer, train
 from reasoning_planner.training.train_target import StopRequest
 
@@ -34,8 +40,7 @@ SIZE, LAYERS = (32, 64), (0, 2)
 pytestmark = pytest.mark.usefixtures("single_thread")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def write_target(folder):
     """A target of random weights that likes some tokens, so that its texts repeat themselves."""
     tokenizer = train_tokenizer()
     nano = preset("nano")
@@ -51,9 +56,13 @@ def checkpoint(tmp_path_factory):
         token_config(tokenizer))
     target = Target(config)
     target.initialise(5)
-    folder = tmp_path_factory.mktemp("target")
     save_release(target, tokenizer, folder, {})
     return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
@@ -108,22 +117,52 @@ def test_rollouts_on_disk_and_their_refusals(target, layout, shard, written, tmp
                                              monkeypatch):
     monkeypatch.setattr(rollouts_module, "SHARD_ROWS", 5)
     samples = ShardStore([shard])
+    plan = RolloutsPlan("x", LAYERS, layout.length)
     calls = []
-    assert not write_rollouts(tmp_path / "r", target, layout, samples, LAYERS, "x",
+    assert not write_rollouts(tmp_path / "r", target, layout, samples, plan,
                               lambda: calls.append(0))
-    assert write_rollouts(tmp_path / "r", target, layout, samples, LAYERS, "x")
+    assert write_rollouts(tmp_path / "r", target, layout, samples, plan)
     store = RolloutStore.open(tmp_path / "r")
     assert len(store) == 12 and calls == [0]
+    assert len(RolloutStore.open(tmp_path / "r", limit=6)) == 10        # whole shards
     found, row = store.place(7)
     assert np.array_equal(found.token_ids[row], written.token_ids[7])
-    with pytest.raises(DataError, match="holds rollouts of"):
-        write_rollouts(tmp_path / "r", target, layout, samples, LAYERS, "y")
+    for wrong in (replace(plan, target_sha256="y"), replace(plan, layers=(0, 1)),
+                  replace(plan, augment=0.5)):
+        with pytest.raises(DataError, match="holds rollouts of"):
+            write_rollouts(tmp_path / "r", target, layout, samples, wrong)
     save_rollouts(written, tmp_path / "one")
     assert np.array_equal(load_rollouts(tmp_path / "one").text_states, written.text_states)
     with pytest.raises(DataError, match="shard of rollouts"):
         load_rollouts(tmp_path / "none")
     with pytest.raises(DataError, match="expected at least one"):
         RolloutStore.open(tmp_path)
+
+
+def test_a_folder_of_more_layers_serves_a_draft_that_reads_fewer(target, layout, shard, written,
+                                                                 tmp_path):
+    samples = ShardStore([shard])
+    plan = RolloutsPlan("x", LAYERS, layout.length)
+    assert write_rollouts(tmp_path, target, layout, samples, replace(plan, layers=(0, 1, 2)))
+    assert write_rollouts(tmp_path, target, layout, samples, plan)
+    starts = np.array([[0, 2]])
+    fewer, same = (store.blocks([4], starts, 3).states for store in (
+        RolloutStore.open(tmp_path, LAYERS), RolloutStore([written])))
+    assert fewer.shape == same.shape and torch.allclose(fewer, same, atol=1e-3)
+    (tmp_path / "rollouts.json").write_text("{}")
+    with pytest.raises(DataError, match="rollouts.json"):
+        write_rollouts(tmp_path, target, layout, samples, plan)
+
+
+def test_altered_images_are_drawn_by_the_samples_seed(target, layout, shard, written):
+    altered = make_rollouts(target, layout, shard, range(12), LAYERS, augment=0.5)
+    again = make_rollouts(target, layout, shard, (3, 7), LAYERS, augment=0.5)
+    same = [np.abs(a - b).max() < 0.01
+            for a, b in zip(altered.prompt_states.astype("f4"), written.prompt_states)]
+    assert 2 <= sum(same) <= 10
+    for place, row in enumerate((3, 7)):
+        assert np.abs(again.prompt_states[place].astype("f4")
+                      - altered.prompt_states[row]).max() < 0.01
 
 
 def test_blocks_are_cut_behind_the_anchor(written):
@@ -201,6 +240,29 @@ def test_validation_agrees_with_drafting_one_block_at_a_time(target, layout, sha
         tokens += len(text) - 1
     assert figures["tokens_per_pass"] == pytest.approx(tokens / rounds)
     assert figures["rounds"] == pytest.approx(rounds / len(written))
+    assert figures["tokens_per_pass_8"] == figures["tokens_per_pass"]       # blocks are of 4
+
+
+def test_short_passes_are_counted_from_long_blocks():
+    accepted = np.full((3, 16), 15)
+    accepted[2, 0] = 4                                  # 0 -> 5, then the rest
+    lengths = np.array([17, 9, 17])
+    assert passes_of(accepted, lengths, 16).tolist() == [1, 1, 2]
+    assert passes_of(accepted, lengths, 8).tolist() == [2, 1, 3]
+    assert passes_of(accepted, lengths, 2).tolist() == [8, 4, 8]
+
+
+def test_a_draft_of_another_target_gives_its_weights(target, layout, written, tmp_path):
+    first = a_trainer(target, layout, written, target_sha256="a" * 64)
+    first.train_step()
+    save_draft(first.draft, tmp_path, {})
+    second = a_trainer(target, layout, written, target_sha256="b" * 64)
+    second.start_from(tmp_path)
+    assert second.step == 0
+    for name, value in second.draft.state_dict().items():
+        assert torch.allclose(value, first.draft.state_dict()[name], atol=1e-3), name
+    with pytest.raises(DataError, match="but for the target"):
+        a_trainer(target, layout, written, rope="mrope").start_from(tmp_path)
 
 
 def test_a_resumed_run_takes_the_same_next_step(target, layout, written, tmp_path):
@@ -222,20 +284,26 @@ def test_the_command_trains_stops_and_resumes(checkpoint, tmp_path, monkeypatch,
     parser = argparse.ArgumentParser()
     train_draft.add_arguments(parser)
     common = ["--checkpoint", str(checkpoint), "--out", str(tmp_path), "--shards", "1",
-              "--steps", "12", "--rows", "2", "--blocks", "2", "--layers", "1",
-              "--validate-scenes", "2"]
+              "--steps", "12", "--rows", "2", "--blocks", "2", "--block-length", "4",
+              "--feature-layers", "0,2", "--validate-scenes", "2", "--resume"]
     assert train_draft.run(parser.parse_args([*common, "--minutes", "0"])) == 0
     assert "step 0, not finished" in capsys.readouterr().out
-    assert train_draft.run(parser.parse_args([*common, "--resume"])) == 0
+    assert train_draft.run(parser.parse_args(common)) == 0
     assert "finished" in capsys.readouterr().out
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 10, 11]
     assert "held_out_tokens_per_pass" in records[-1]
     release = tmp_path / "release"
-    assert {p.name for p in release.iterdir()} == {"draft_config.json", "draft.safetensors",
-                                                   "training.json"}
+    assert {p.name for p in release.iterdir()} == {
+        "draft_config.json", "draft.safetensors", "training.json", "draft.onnx", "draft_ort.json"}
     info = json.loads((release / "training.json").read_text())
     assert info["step"] == 12 and info["figures"]["held_out_rounds"] >= 1.0
     assert TorchDraft.load(release, checkpoint).config.target_sha256 == info["target_sha256"]
+    assert OrtDraft(release, checkpoint, threads=1).config.feature_layers == LAYERS
+    more = [*common, "--out", str(tmp_path / "more"), "--data", str(tmp_path / "data"),
+            "--rollouts", str(tmp_path / "rollouts"), "--start-from", str(release)]
+    assert train_draft.run(parser.parse_args(more)) == 0
+    info = json.loads((tmp_path / "more" / "release" / "training.json").read_text())
+    assert info["started_from"]["step"] == 12 and not (tmp_path / "more" / "data").exists()
     with pytest.raises(DataError, match="--rows"):
-        train_draft.run(parser.parse_args([*common[:-2], "--rows", "0"]))
+        train_draft.run(parser.parse_args([*common, "--rows", "0"]))

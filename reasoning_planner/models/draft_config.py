@@ -40,7 +40,8 @@ class DraftConfig:
         context: which context tokens the block sees: "full"; "no_visual" all but visual tokens;
             "last_k" the last `context_k` before the block; "history_masked" all but the ego
             history tokens.
-        target_sha256: of the target's weights file that the draft was trained on; "" is none.
+        target_sha256: of the target that the draft was trained on, see
+            `runtimes.draft_base.target_sha256`; "" binds to none.
     """
 
     num_layers: int = 2

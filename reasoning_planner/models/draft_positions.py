@@ -12,6 +12,10 @@ import numpy as np
 from .config import TokenConfig
 from .draft_config import DraftConfig
 
+# What a draft's keys are of. "other": text before the history, image delimiters among it; "coc":
+# the reasoning so far; "block": the places that are being drafted.
+PARTS = ("visual", "history", "instruction", "coc", "block", "other")
+
 
 @dataclass(frozen=True)
 class DraftPositions:
@@ -70,6 +74,18 @@ def history_tokens(input_ids: np.ndarray, tokens: TokenConfig) -> np.ndarray:
     opened = np.cumsum(input_ids == tokens.traj_history_start_id)
     closed = np.cumsum(input_ids == tokens.traj_history_end_id)
     return (opened > closed) & (input_ids != tokens.traj_history_start_id)
+
+
+def prompt_parts(input_ids: np.ndarray, tokens: TokenConfig) -> np.ndarray:
+    """(L,) int64, index into PARTS of each token of a prompt; what follows the ego history and
+    shows nothing is the instruction."""
+    parts = np.full(len(input_ids), PARTS.index("other"))
+    history = history_tokens(input_ids, tokens)
+    parts[history] = PARTS.index("history")
+    if history.any():
+        parts[np.flatnonzero(history)[-1] + 2:] = PARTS.index("instruction")
+    parts[visual_tokens(input_ids, tokens)] = PARTS.index("visual")
+    return parts
 
 
 def kept_in_context(config: DraftConfig, is_visual: np.ndarray, is_history: np.ndarray

@@ -13,7 +13,7 @@ from typing import Protocol, Sequence
 
 import numpy as np
 
-from .manifest import sha256_of
+from .stored_tensors import tensors_sha256
 from ..errors import ConfigError, ModelError
 from ..models.config import ModelConfig
 from ..models.draft_config import CONFIG_NAME, DraftConfig
@@ -22,6 +22,7 @@ from ..models.draft_positions import (history_tokens, kept_in_context, place_pro
 from .positions import mrope_position_ids
 
 TOP_K = 4
+TARGET_PREFIX = "vlm."         # of the names of all tensors of a target but its expert's
 GRAPH_NAME, MANIFEST_NAME = "draft.onnx", "draft_ort.json"      # what an export adds
 
 
@@ -121,18 +122,29 @@ def load_draft_config(folder: Path) -> DraftConfig:
                          f"`reasoning-planner train-draft` wrote") from error
 
 
+def target_sha256(checkpoint: Path) -> str:
+    """What binds a draft to its target: images, text, lm_head, all that hidden states come from.
+
+    The action expert is left out: it writes no token, so that it may be trained on.
+
+    Raises:
+        ModelError: there are no such weights.
+    """
+    return tensors_sha256(checkpoint, TARGET_PREFIX)
+
+
 def require_target_weights(config: DraftConfig, folder: Path, checkpoint: Path) -> None:
     """
     Raises:
-        ModelError: the draft of `folder` was trained on other weights than the checkpoint's.
+        ModelError: the draft of `folder` was trained on another target than the checkpoint's.
     """
     if not config.target_sha256:
         return
-    weights = checkpoint / "model.safetensors"
-    given = sha256_of(weights)
+    given = target_sha256(checkpoint)
     if given != config.target_sha256:
-        raise ModelError(f"{weights}: given sha256 {given[:16]}.., expected "
-                         f"{config.target_sha256[:16]}.., which the draft {folder} was trained on")
+        raise ModelError(f"{checkpoint}: given tensors {TARGET_PREFIX}* of sha256 {given[:16]}.., "
+                         f"expected {config.target_sha256[:16]}.., which the draft {folder} was "
+                         f"trained on")
 
 
 def side_by_side(config: DraftConfig, hidden_states: Sequence[np.ndarray]) -> np.ndarray:

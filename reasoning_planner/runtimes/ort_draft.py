@@ -18,12 +18,12 @@ from .base import default_capacity
 from .draft_base import (GRAPH_NAME, MANIFEST_NAME, DraftBlock, Placement, load_draft_config,
                          require_target_weights, side_by_side)
 from .manifest import load_config, sha256_of
-from .ort_runtime import _session, _session_options, ort
+from .ort_runtime import open_session, session_options
+from .stored_tensors import stored_arrays
 from ..errors import ModelError
 from ..models.draft_config import WEIGHTS_NAME
 
 LENT = ("vlm.model.language_model.embed_tokens.weight", "vlm.lm_head.weight")
-NUMPY_OF_STORED = {"F16": np.float16, "F32": np.float32}
 
 
 class OrtDraft:
@@ -47,12 +47,10 @@ class OrtDraft:
         self.config, self._model = load_draft_config(folder), load_config(checkpoint)
         require_target_weights(self.config, folder, checkpoint)
         content = _checked_graph(folder)
-        weights = stored_arrays(folder / WEIGHTS_NAME)
-        weights |= stored_arrays(checkpoint / "model.safetensors", LENT)
-        options = _session_options(threads, checkpoint)
-        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
-        options.add_external_initializers(list(weights), values)
-        self._session = _session(content, folder / GRAPH_NAME, options)
+        self._weights = stored_arrays(folder / WEIGHTS_NAME)
+        self._weights |= stored_arrays(checkpoint / "model.safetensors", LENT)
+        self._session = open_session(content, folder / GRAPH_NAME,
+                                     session_options(threads, checkpoint, self._weights))
         self._outputs = [item.name for item in self._session.get_outputs()]
         capacity = default_capacity(self._model) if capacity is None else capacity
         width = self.config.num_kv_heads * self.config.head_dim
@@ -139,27 +137,3 @@ def _checked_graph(folder: Path) -> bytes:
         raise ModelError(f"{path}: given {given}, expected {expected}: not the files of this "
                          f"export")
     return content
-
-
-def stored_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Tensors of a safetensors file as they are stored, read when they are used.
-
-    Args:
-        names: which; None: all.
-    Raises:
-        ModelError: unreadable, a name is missing, or a dtype is not one of numpy's.
-    """
-    try:
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        arrays = {}
-        for name in header if names is None else names:
-            entry = header[name]
-            arrays[name] = np.memmap(path, NUMPY_OF_STORED[entry["dtype"]], "r",
-                                     8 + size + entry["data_offsets"][0], tuple(entry["shape"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        raise ModelError(f"{path}: {type(error).__name__} {error}, expected safetensors of "
-                         f"{', '.join(NUMPY_OF_STORED)}") from error
-    return arrays

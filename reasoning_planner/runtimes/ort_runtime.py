@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 import onnxruntime as ort
@@ -67,10 +67,10 @@ class OrtRuntime:
         self.config = load_config(checkpoint)
         self._top_k = manifest.top_k
         self._layers = _checked_layers(hidden_layers, self.config)
-        options = _session_options(threads, checkpoint)
+        options = session_options(threads, checkpoint)
         self._vision, self._decoder, self._expert = (
-            _session(manifest.graph_bytes(graphs, name), graphs / manifest.graphs[name].file,
-                     options, provider)
+            open_session(manifest.graph_bytes(graphs, name), graphs / manifest.graphs[name].file,
+                         options, provider)
             for name in ("vision", "decoder", "expert"))
         self._capacity = default_capacity(self.config) if capacity is None else capacity
         self._length = 0
@@ -273,8 +273,16 @@ def _bind(bind, name: str, array: np.ndarray) -> None:
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def _session_options(threads: int, weights: Path) -> ort.SessionOptions:
-    """One pool for all sessions: two pools that spin on the same cores doubled a verify's time."""
+def session_options(threads: int, weights: Path, lent: Mapping[str, np.ndarray] | None = None
+                    ) -> ort.SessionOptions:
+    """One pool for all sessions: two pools that spin on the same cores doubled a verify's time.
+
+    Args:
+        threads: of that pool; the first call of a process decides.
+        weights: folder of the files that a graph's external weights lie in.
+        lent: weights given as arrays instead, by name. They may be read in place: keep them as
+            long as the session.
+    """
     try:
         ort.set_global_thread_pool_sizes(threads, 1)
     except Exception as error:      # ONNX Runtime's Fail, which has no public name
@@ -286,6 +294,9 @@ def _session_options(threads: int, weights: Path) -> ort.SessionOptions:
     options.log_severity_level = 3
     options.add_session_config_entry("session.model_external_initializers_file_folder_path",
                                      str(weights))
+    if lent:
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in lent.values()]
+        options.add_external_initializers(list(lent), values)
     return options
 
 
@@ -305,9 +316,16 @@ def require_provider(provider: str) -> None:
             f"expected {', '.join(missing)}: pip install onnxruntime-gpu in place of onnxruntime")
 
 
-def _session(content: bytes, path: Path, options: ort.SessionOptions, provider: str = "cpu"
-             ) -> ort.InferenceSession:
-    """A session that computes where it was asked to or not at all."""
+def open_session(content: bytes, path: Path, options: ort.SessionOptions, provider: str = "cpu"
+                 ) -> ort.InferenceSession:
+    """A session that computes where it was asked to or not at all.
+
+    Args:
+        content: the graph.
+        path: of its file, for the message.
+    Raises:
+        ModelError: ONNX Runtime refuses the graph, or that provider.
+    """
     wanted = [*PROVIDERS[provider], "CPUExecutionProvider"]
     try:
         session = ort.InferenceSession(content, options, providers=wanted, enable_fallback=0)

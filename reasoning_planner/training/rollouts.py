@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Callable, Sequence
 
@@ -17,12 +17,15 @@ import torch
 
 from ..errors import DataError
 from ..models.target import Target
-from ..models.vision import image_patches
-from .dataset import PromptLayout, Shard, ShardStore
+from ..models.vision import VisionFeatures, image_patches
+from .dataset import PromptLayout, Shard, ShardStore, augment_images
 from .validation import MAX_NEW_TOKENS
 
+PLAN_NAME = "rollouts.json"
 SHARD_ROWS = 100
-BATCH_ROWS = 10         # prompts the target reads at a time
+BATCH_ROWS = 20         # prompts the target reads at a time
+AUGMENT_STREAM = 4       # of random numbers
+VISION_IMAGES = 32      # images the tower reads at a time: more leave the processor's caches
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,17 @@ _NAMES = ("prompt_states", "text_states", "text_last", "token_ids", "lengths")
 
 @torch.no_grad()
 def make_rollouts(target: Target, layout: PromptLayout, shard: Shard, rows: Sequence[int],
-                  layers: Sequence[int]) -> Rollouts:
+                  layers: Sequence[int], augment: float = 0.0) -> Rollouts:
     """Let the target write, then read its own text once more for the hidden states.
 
     Args:
         layers: feature layers of the draft.
+        augment: share of the samples whose images are altered as the target's own training
+            alters them: cameras lost, colours changed. Which and how depends on the seed alone.
     Raises:
         DataError: a hidden state does not fit float16.
     """
-    parts = [_rollouts_of_batch(target, layout, shard, rows[i:i + BATCH_ROWS], layers)
+    parts = [_rollouts_of_batch(target, layout, shard, rows[i:i + BATCH_ROWS], layers, augment)
              for i in range(0, len(rows), BATCH_ROWS)]
     joined = Rollouts(*(np.concatenate([getattr(part, name) for part in parts])
                         for name in _NAMES))
@@ -72,22 +77,39 @@ def make_rollouts(target: Target, layout: PromptLayout, shard: Shard, rows: Sequ
 
 
 def _rollouts_of_batch(target: Target, layout: PromptLayout, shard: Shard, rows: Sequence[int],
-                       layers: Sequence[int]) -> Rollouts:
+                       layers: Sequence[int], augment: float) -> Rollouts:
     ids = torch.from_numpy(np.stack([layout.prompt(shard.history[row]) for row in rows]))
-    images = np.stack([shard.images[row][place] for row in rows for place in layout.places])
-    config = target.config.vision
-    vision = target.encode_images(image_patches(torch.from_numpy(images), config), config.grid)
+    images = np.concatenate([_images(layout, shard, row, augment) for row in rows])
     cache = target.new_cache(layout.length + MAX_NEW_TOKENS, len(rows))
-    prefilled = target.prefill(ids, cache, vision, select_layers=layers)
+    prefilled = target.prefill(ids, cache, _features(target, torch.from_numpy(images)),
+                               select_layers=layers)
     written = target.generate(prefilled, cache, MAX_NEW_TOKENS)
-    missing = MAX_NEW_TOKENS - written.token_ids.shape[1]
-    token_ids = torch.nn.functional.pad(written.token_ids, (0, missing),
-                                        value=target.config.tokens.endoftext_id)
     cache.crop(layout.length)
     assert prefilled.rope_delta is not None
-    step = target.extend(token_ids, cache, prefilled.rope_delta, select_layers=layers)
-    return Rollouts(_half(torch.cat(prefilled.selected, -1)), _half(torch.cat(step.selected, -1)),
-                    _half(step.last_hidden), token_ids.numpy(), written.lengths.numpy())
+    step = target.extend(written.token_ids, cache, prefilled.rope_delta, select_layers=layers)
+    missing = MAX_NEW_TOKENS - written.token_ids.shape[1]
+    text = [torch.nn.functional.pad(states, (0, 0, 0, missing))
+            for states in (torch.cat(step.selected, -1), step.last_hidden)]
+    token_ids = torch.nn.functional.pad(written.token_ids, (0, missing),
+                                        value=target.config.tokens.endoftext_id)
+    return Rollouts(_half(torch.cat(prefilled.selected, -1)), *map(_half, text),
+                    token_ids.numpy(), written.lengths.numpy())
+
+
+def _images(layout: PromptLayout, shard: Shard, row: int, augment: float) -> np.ndarray:
+    """(places, H, W, 3) uint8."""
+    rng = np.random.default_rng((int(shard.seeds[row]), AUGMENT_STREAM))
+    if rng.random() < augment:
+        return augment_images(shard.images[row], rng, layout.places)
+    return np.stack([shard.images[row][place] for place in layout.places])
+
+
+def _features(target: Target, images: torch.Tensor) -> VisionFeatures:
+    config = target.config.vision
+    parts = [target.encode_images(image_patches(some, config), config.grid)
+             for some in images.split(VISION_IMAGES)]
+    return VisionFeatures(torch.cat([part.tokens for part in parts]),
+                          tuple(map(torch.cat, zip(*(part.deepstack for part in parts)))))
 
 
 def _half(tensor: torch.Tensor) -> np.ndarray:
@@ -115,28 +137,74 @@ def load_rollouts(folder: Path) -> Rollouts:
         raise DataError(f"{folder}: expected a shard of rollouts ({error})") from error
 
 
+@dataclass(frozen=True)
+class RolloutsPlan:
+    """What a folder of rollouts holds.
+
+    Attributes:
+        target_sha256: of the target's weights.
+        layers: whose outputs are kept.
+        length: of the prompts.
+        augment: see make_rollouts.
+    """
+
+    target_sha256: str
+    layers: tuple[int, ...]
+    length: int
+    augment: float = 0.0
+
+    @classmethod
+    def load(cls, root: Path) -> RolloutsPlan:
+        """Of a folder.
+
+        Raises:
+            DataError: it has none, or a damaged one.
+        """
+        path = root / PLAN_NAME
+        try:
+            plan = cls(**json.loads(path.read_text(encoding="utf-8")))
+            return replace(plan, layers=tuple(plan.layers))
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{path}: {error}, expected what train-draft writes beside its "
+                            f"rollouts") from error
+
+    def serves(self, wanted: RolloutsPlan) -> bool:
+        """Whether the folder will do: it may hold more layers than are wanted."""
+        return (set(wanted.layers) <= set(self.layers)
+                and replace(self, layers=wanted.layers) == wanted)
+
+
+def plan_rollouts(root: Path, wanted: RolloutsPlan) -> RolloutsPlan:
+    """What a folder holds, or from now on will.
+
+    Raises:
+        DataError: it holds rollouts of another target, or lacks a layer.
+    """
+    if not (root / PLAN_NAME).exists():
+        root.mkdir(parents=True, exist_ok=True)
+        partial = root / f"{PLAN_NAME}.partial"
+        partial.write_text(json.dumps(asdict(wanted)), encoding="utf-8")
+        partial.rename(root / PLAN_NAME)
+    found = RolloutsPlan.load(root)
+    if not found.serves(wanted):
+        raise DataError(f"{root}: holds rollouts of {found}, expected {wanted}: name another "
+                        f"folder, or delete this one")
+    return found
+
+
 def write_rollouts(root: Path, target: Target, layout: PromptLayout, samples: ShardStore,
-                   layers: Sequence[int], origin: str,
-                   done: Callable[[], bool] = lambda: True) -> bool:
+                   wanted: RolloutsPlan, done: Callable[[], bool] = lambda: True) -> bool:
     """Make the shards that are not there yet.
 
     Args:
         root: their folder.
-        origin: what identifies the target's weights.
         done: called after each shard; False stops.
     Returns:
         Whether all are there.
     Raises:
-        DataError: the folder holds rollouts of another target or other layers.
+        DataError: see plan_rollouts.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    about = {"target_sha256": origin, "layers": list(layers), "length": layout.length}
-    path = root / "rollouts.json"
-    if not path.exists():
-        path.write_text(json.dumps(about), encoding="utf-8")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found != about:
-        raise DataError(f"{root}: holds rollouts of {found}, expected {about}")
+    plan = plan_rollouts(root, wanted)
     for start in range(0, len(samples), SHARD_ROWS):
         folder = root / f"rollouts_{start:07d}"
         if folder.exists():
@@ -145,7 +213,7 @@ def write_rollouts(root: Path, target: Target, layout: PromptLayout, samples: Sh
         shards: dict[int, tuple[Shard, list[int]]] = {}
         for shard, row in places:
             shards.setdefault(id(shard), (shard, []))[1].append(row)
-        parts = [make_rollouts(target, layout, shard, rows, layers)
+        parts = [make_rollouts(target, layout, shard, rows, plan.layers, plan.augment)
                  for shard, rows in shards.values()]
         save_rollouts(Rollouts(*(np.concatenate([getattr(part, name) for part in parts])
                                  for name in _NAMES)), folder)
@@ -183,21 +251,38 @@ class Blocks:
 class RolloutStore:
     """All shards as one sequence of rollouts."""
 
-    def __init__(self, shards: Sequence[Rollouts]):
+    def __init__(self, shards: Sequence[Rollouts], columns: np.ndarray | None = None):
+        """
+        Args:
+            columns: (n,) int64, of the hidden states that are read; None: all.
+        """
         if not shards:
             raise DataError("no shard of rollouts, expected at least one")
         self._shards = tuple(shards)
+        self._columns = columns
         self._starts = np.cumsum([0, *map(len, shards)])
 
     @classmethod
-    def open(cls, root: Path) -> RolloutStore:
+    def open(cls, root: Path, layers: Sequence[int] | None = None, limit: int | None = None
+             ) -> RolloutStore:
         """Open the shards of a folder.
 
+        Args:
+            layers: whose outputs are read, all of them in the folder; None: every layer there.
+            limit: of rollouts, rounded up to whole shards; None: all.
         Raises:
             DataError: there are none.
         """
         folders = sorted(p for p in root.glob("rollouts_*") if p.suffix != ".partial")
-        return cls([load_rollouts(folder) for folder in folders])
+        shards = [load_rollouts(folder) for folder in folders]
+        if limit is not None:
+            shards = shards[:math.ceil(limit / SHARD_ROWS)]
+        if layers is None:
+            return cls(shards)
+        kept = RolloutsPlan.load(root).layers
+        columns = np.arange(shards[0].prompt_states.shape[-1]).reshape(len(kept), -1)
+        columns = columns[[kept.index(layer) for layer in layers]].ravel()
+        return cls(shards, None if len(layers) == len(kept) else columns)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -221,7 +306,10 @@ class RolloutStore:
         """
         chosen = [self.place(int(index)) for index in indexes]
         states = np.stack([np.concatenate((shard.prompt_states[row], shard.text_states[row]))
-                           for shard, row in chosen]).astype(np.float32)
+                           for shard, row in chosen])
+        if self._columns is not None:
+            states = states[..., self._columns]
+        states = states.astype(np.float32)
         ids, last = (np.stack([getattr(shard, name)[row] for shard, row in chosen])
                      for name in ("token_ids", "text_last"))
         wanted = starts[..., None] + 1 + np.arange(places)              # (B, A, M)

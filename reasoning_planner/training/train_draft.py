@@ -1,21 +1,22 @@
 """Train a block draft for a frozen target: distillation on the target's own greedy texts.
 
 First the target writes a text for every sample of the world, and the hidden states that the draft
-reads are kept on disk (OUT/rollouts); then the draft learns to write the same. FlatRoPE is
---rope flat; --rope and --context are the switches that it is compared by.
+reads are kept on disk (OUT/rollouts); then the draft learns to write the same, and its graph for
+ONNX Runtime is written beside its weights (OUT/release). FlatRoPE is --rope flat; --rope and
+--context are the switches that it is compared by. The defaults are what nano's draft took.
 
-Interrupt it, or give --minutes: it saves, and --resume goes on with the same next step.
+Interrupt it, or give --minutes: it saves, and the same command with --resume goes on where it
+was, with the same next step. --start-from takes the weights of a draft that another target had.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -25,25 +26,23 @@ from torch import nn
 from tqdm import tqdm
 
 from ..errors import DataError
-from ..models import rope
-from ..models.draft import Draft, blocks_mask
+from ..models.draft import Draft
 from ..models.draft_config import CONTEXTS, ROPES, DraftConfig
-from ..models.draft_positions import (history_tokens, kept_in_context, place_prompt,
-                                      visible_context, visual_tokens)
-from ..models.draft_release import save_draft
+from ..models.draft_release import INFO_NAME, load_draft, save_draft
 from ..models.target import Target
-from ..runtimes.manifest import sha256_of
+from ..runtimes.draft_base import load_draft_config, target_sha256
 from ..vla import checkpoint_directory
 from .checkpoint import load_release, load_state, save_state
 from .dataset import PromptLayout, ShardStore, data_version, render_shards
-from .draft_losses import accepted_counts, count_rounds, draft_loss
+from .draft_losses import draft_loss
+from .draft_sequences import Sequences, held_out_figures
 from .provenance import git_commit
-from .rollouts import (Blocks, Rollouts, RolloutStore, make_rollouts, num_shards, write_rollouts)
+from .rollouts import (Rollouts, RolloutsPlan, RolloutStore, make_rollouts, num_shards,
+                       write_rollouts)
 from .train_target import StopRequest, learning_rate, step_seed, validation_shard
-from .validation import MAX_NEW_TOKENS
 
+STATE_NAME = "state.pt"
 SAVE_EVERY_S = 240.0
-VALIDATION_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ class DraftSchedule:
         total_variation: weight of that term; 0 leaves it out.
     """
 
-    steps: int = 3000
-    rate: float = 1e-3
+    steps: int = 2000
+    rate: float = 3e-3
     rows: int = 16
-    blocks: int = 8
-    gamma: float = 3.0
+    blocks: int = 6
+    gamma: float = 6.0
     total_variation: float = 0.0
     warmup: int = 50
     weight_decay: float = 0.02
@@ -80,9 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder of the target's texts (default OUT/rollouts)")
     parser.add_argument("--shards", type=int, default=10,
                         help="shards of 500 samples (default %(default)s)")
-    parser.add_argument("--layers", type=int, default=2, help="of the draft (default %(default)s)")
-    parser.add_argument("--block-length", type=int, default=8,
-                        help="the last committed token and the drafted ones (default %(default)s)")
+    parser.add_argument("--augment", type=float, default=0.5, metavar="SHARE",
+                        help="of the samples that lose cameras or colours, as in the target's own "
+                        "training (default %(default)s)")
+    parser.add_argument("--layers", type=int, default=1, help="of the draft (default %(default)s)")
+    parser.add_argument("--feature-layers", type=_numbers, default=None, metavar="N,N",
+                        help="of the target (0 = first), whose outputs the draft reads (default: "
+                        "where 24, 30, 31, 32, 34 of 36 are)")
+    parser.add_argument("--block-length", type=int, default=16,
+                        help="the last committed token and the drafted ones; fewer of them may "
+                        "be proposed (default %(default)s)")
     parser.add_argument("--rope", choices=ROPES, default="flat", help="(default %(default)s)")
     parser.add_argument("--context", choices=CONTEXTS, default="full",
                         help="what the draft sees of the prompt (default %(default)s)")
@@ -100,35 +106,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of everything drawn")
     parser.add_argument("--minutes", type=float, default=math.inf,
                         help="save and stop cleanly after so long")
-    parser.add_argument("--resume", action="store_true", help="go on from OUT/state.pt")
+    parser.add_argument("--resume", action="store_true",
+                        help="go on from OUT/state.pt if it is there")
+    parser.add_argument("--start-from", type=Path, default=None, metavar="DIR",
+                        help="release of a draft of the same shape, to begin with its weights")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--validate-every", type=int, default=250, metavar="STEPS")
-    parser.add_argument("--validate-scenes", type=int, default=64, metavar="N")
+    parser.add_argument("--validate-scenes", type=int, default=200, metavar="N")
 
 
-class Sequences:
-    """Positions and visibility that all prompts of one layout share, as a draft has them."""
-
-    def __init__(self, draft: Draft, target: Target, input_ids: np.ndarray):
-        config, model = draft.config, target.config
-        is_visual = visual_tokens(input_ids, model.tokens)
-        count = int(is_visual.sum()) // model.vision.tokens_per_image
-        mrope, delta = rope.mrope_position_ids(torch.from_numpy(is_visual)[None],
-                                               [model.vision.merged_grid] * count)
-        self._draft = draft
-        self._positions = place_prompt(config.rope, is_visual, mrope[:, 0].numpy(), int(delta))
-        self._kept = kept_in_context(config, is_visual, history_tokens(input_ids, model.tokens))
-
-    def hidden(self, blocks: Blocks) -> torch.Tensor:
-        """(B, A, M, hidden): the draft over many blocks in one differentiable pass."""
-        draft, length = self._draft, blocks.states.shape[1]
-        context = torch.from_numpy(self._positions.of(0, length))[:, None]      # (3, 1, n)
-        kv = draft.context_kv(blocks.states, *draft.cos_sin(context))
-        steps = blocks.anchors[..., None] + np.arange(draft.config.block_length)
-        inside = torch.from_numpy(steps.reshape(len(steps), -1) + self._positions.delta)
-        visible = visible_context(draft.config, self._kept, blocks.anchors, length)
-        mask = blocks_mask(torch.from_numpy(visible), draft.config.block_length)
-        return draft.block_hidden(blocks.last_ids, kv, *draft.cos_sin(inside), mask)
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 class DraftTrainer:
@@ -144,6 +132,7 @@ class DraftTrainer:
         self.config, self.schedule, self.store, self.seed = config, schedule, store, seed
         self.step = 0
         target.requires_grad_(False)
+        self._target = target
         self.draft = Draft(config, target)
         self.draft.initialise(seed)
         self._sequences = Sequences(self.draft, target, input_ids)
@@ -162,7 +151,7 @@ class DraftTrainer:
         """Everything, as plain values and tensors."""
         return {"draft": self.draft.state_dict(), "optimiser": self.optimiser.state_dict(),
                 "step": self.step, "seed": self.seed, "config": self.config.to_dict(),
-                "schedule": dataclasses.asdict(self.schedule)}
+                "schedule": asdict(self.schedule)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` was made; the schedule stays this trainer's own.
@@ -177,6 +166,19 @@ class DraftTrainer:
         self.draft.load_state_dict(state["draft"])
         self.optimiser.load_state_dict(state["optimiser"])
 
+    def start_from(self, folder: Path) -> None:
+        """Begin with the weights of a release, whose target may have been another.
+
+        Raises:
+            DataError: it is a draft of another shape.
+            ModelError: a file is missing or damaged.
+        """
+        given = load_draft_config(folder)
+        if replace(given, target_sha256=self.config.target_sha256) != self.config:
+            raise DataError(f"{folder}: given a draft {given.to_dict()}, expected "
+                            f"{self.config.to_dict()} but for the target's weights")
+        self.draft.load_state_dict(load_draft(folder, given, self._target).state_dict())
+
     @property
     def finished(self) -> bool:
         """Whether all steps are done."""
@@ -189,6 +191,7 @@ class DraftTrainer:
         indexes = rng.integers(len(self.store), size=schedule.rows)
         last = np.maximum(self.store.lengths(indexes) - 1, 1)
         starts = rng.integers(0, last[:, None], size=(schedule.rows, schedule.blocks))
+        starts[:, 0] = 0            # where every text's first round begins
         blocks = self.store.blocks(indexes, starts, self.config.block_length - 1)
         self.draft.train()
         self.optimiser.zero_grad(set_to_none=True)
@@ -208,31 +211,10 @@ class DraftTrainer:
                 "total_variation": float(found.total_variation.detach()), "right": found.right,
                 "grad_norm": norm}
 
-    @torch.no_grad()
     def validate(self, rollouts: Rollouts) -> dict[str, float]:
-        """Acceptance on held-out texts, greedy.
-
-        Returns:
-            tokens_per_pass: tau, the bonus token counted, the prefill's token not;
-            rounds: mean verification passes a text; first_right: share of first drafted tokens
-            that are accepted, over all places of all texts.
-        """
+        """See draft_sequences.held_out_figures."""
         self.draft.eval()
-        store = RolloutStore([rollouts])
-        tokens = rounds = first = places = 0
-        for begin in range(0, len(store), VALIDATION_ROWS):
-            indexes = range(begin, min(begin + VALIDATION_ROWS, len(store)))
-            starts = np.tile(np.arange(MAX_NEW_TOKENS - 1), (len(indexes), 1))
-            blocks = store.blocks(indexes, starts, self.config.block_length - 1)
-            accepted = accepted_counts(self.draft, self._sequences.hidden(blocks), blocks.labels,
-                                       blocks.valid)
-            for row, length in zip(accepted, store.lengths(indexes)):
-                tokens += int(length) - 1
-                rounds += count_rounds(row, int(length))
-                first += int((row[:length - 1] > 0).sum())
-                places += int(length) - 1
-        return {"tokens_per_pass": tokens / max(rounds, 1), "rounds": rounds / len(store),
-                "first_right": first / max(places, 1)}
+        return held_out_figures(self._sequences, rollouts)
 
 
 def train(trainer: DraftTrainer, validation: Rollouts, stop: StopRequest, validate_every: int
@@ -253,36 +235,69 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     checkpoint = checkpoint_directory(args.checkpoint)
     target, tokenizer = load_release(checkpoint)
-    origin = sha256_of(checkpoint / "model.safetensors")
-    config = DraftConfig.for_target(
-        target.config.text, num_layers=args.layers, block_length=args.block_length,
-        rope=args.rope, context=args.context, context_k=args.context_k, target_sha256=origin)
+    origin = target_sha256(checkpoint)
+    config = _config(args, target, origin)
     layout = PromptLayout(tokenizer, target.config)
-    state = load_state(args.out / "state.pt") if args.resume else None
+    resumed = args.resume and (args.out / STATE_NAME).exists()
+    state = load_state(args.out / STATE_NAME) if resumed else None
     stop.listen()
     data = args.data or args.out / "data"
     samples = _samples(args, data, target)
     written = args.rollouts or args.out / "rollouts"
-    if not _roll_out(written, target, layout, samples, config, stop):
+    plan = RolloutsPlan(origin, config.feature_layers, layout.length, args.augment)
+    if not _roll_out(written, target, layout, samples, plan, stop):
         print(f"{written}: rollouts not finished, go on with the same command")
         return 0
-    store = RolloutStore.open(written)
-    validation = _held_out(args, data, target, layout, config)
+    store = RolloutStore.open(written, config.feature_layers, len(samples))
     trainer = DraftTrainer(config, target, layout.prompt(np.zeros((16, 3))), _schedule(args),
                            store, args.seed)
+    if args.start_from is not None:
+        trainer.start_from(args.start_from)
     if state is not None:
         trainer.load_state_dict(state)
-    figures = _train_and_log(trainer, validation, stop, args)
-    save_state(trainer.state_dict(), args.out / "state.pt")
+    figures = _train_and_log(trainer, _held_out(args, data, target, layout, config), stop, args)
+    save_state(trainer.state_dict(), args.out / STATE_NAME)
     info = {"seed": trainer.seed, "target": target.config.name, "target_sha256": origin,
             "data_version": data_version(data), "texts": len(store), "step": trainer.step,
-            "schedule": dataclasses.asdict(trainer.schedule), "figures": figures,
+            "started_from": None if args.start_from is None else _origin(args.start_from),
+            "schedule": asdict(trainer.schedule), "figures": figures,
             "parameters": sum(p.numel() for p in trainer.draft.parameters()),
             "commit": git_commit()}
-    save_draft(trainer.draft, args.out / "release", info)
-    print(f"{args.out / 'release'}: step {trainer.step}, "
+    release = args.out / "release"
+    save_draft(trainer.draft, release, info)
+    _export(release, checkpoint)
+    print(f"{release}: step {trainer.step}, "
           f"{'finished' if trainer.finished else 'not finished, go on with --resume'}")
     return 0
+
+
+def _config(args: argparse.Namespace, target: Target, origin: str) -> DraftConfig:
+    chosen = {} if args.feature_layers is None else {"feature_layers": args.feature_layers}
+    return DraftConfig.for_target(
+        target.config.text, num_layers=args.layers, block_length=args.block_length,
+        rope=args.rope, context=args.context, context_k=args.context_k, target_sha256=origin,
+        **chosen)
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """What a draft's training.json says of the weights that another one begins with."""
+    try:
+        info = json.loads((folder / INFO_NAME).read_text(encoding="utf-8"))
+        return {name: info[name] for name in ("target_sha256", "texts", "step", "schedule")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / INFO_NAME}: {type(error).__name__} {error}, expected what "
+                        f"train-draft writes") from error
+
+
+def _export(release: Path, checkpoint: Path) -> None:
+    """The graph for ONNX Runtime, where onnx is installed."""
+    try:
+        from ..export.draft_graph import export_draft
+    except ModuleNotFoundError as error:
+        print(f"{release}: no graph written, {error.name} is not installed: pip install onnx",
+              file=sys.stderr)
+        return
+    export_draft(release, checkpoint)
 
 
 def _schedule(args: argparse.Namespace) -> DraftSchedule:
@@ -303,15 +318,14 @@ def _samples(args: argparse.Namespace, root: Path, target: Target) -> ShardStore
 
 
 def _roll_out(root: Path, target: Target, layout: PromptLayout, samples: ShardStore,
-              config: DraftConfig, stop: StopRequest) -> bool:
+              plan: RolloutsPlan, stop: StopRequest) -> bool:
     with tqdm(total=num_shards(samples), desc="rollouts", unit="shard",
               disable=not sys.stderr.isatty()) as bar:
         def done() -> bool:
             bar.update()
             return not stop
 
-        return write_rollouts(root, target, layout, samples, config.feature_layers,
-                              config.target_sha256, done)
+        return write_rollouts(root, target, layout, samples, plan, done)
 
 
 def _held_out(args: argparse.Namespace, data: Path, target: Target, layout: PromptLayout,
@@ -340,7 +354,7 @@ def _train_and_log(trainer: DraftTrainer, validation: Rollouts, stop: StopReques
                 log.flush()
             bar.set_postfix_str(f"{record['loss']:.3f}")
             if time.monotonic() - saved > SAVE_EVERY_S:
-                save_state(trainer.state_dict(), args.out / "state.pt")
+                save_state(trainer.state_dict(), args.out / STATE_NAME)
                 saved = time.monotonic()
     return figures
 
