@@ -11,6 +11,7 @@ pytest.importorskip("onnx", reason="graphs are written with onnx")
 pytest.importorskip("onnxruntime", reason="graphs are run with onnxruntime")
 pytest.importorskip("safetensors", reason="drafts are stored as safetensors")
 
+from reasoning_planner.cli import main
 from reasoning_planner.datatypes import Deadline, Reason
 from reasoning_planner.errors import ModelError
 from reasoning_planner.export.draft_graph import export_draft
@@ -91,6 +92,22 @@ def test_refusals(checkpoint, tmp_path):
     graph.unlink()
     with pytest.raises(ModelError, match="draft_ort.json"):
         OrtDraft(folder, checkpoint)
+
+
+def test_the_command_writes_a_drafts_graph(checkpoint, tmp_path, capsys):
+    folder = a_release(checkpoint, tmp_path / "draft")
+    files = {name: (folder / name).read_bytes() for name in ("draft.onnx", "draft_ort.json")}
+    for name in files:
+        (folder / name).unlink()
+    given = ["export", "--checkpoint", str(checkpoint), "--draft", str(folder)]
+    assert main(given) == 0
+    assert "draft.onnx: draft, " in capsys.readouterr().err
+    assert {name: (folder / name).read_bytes() for name in files} == files
+    assert main([*given, "--out", str(tmp_path)]) == 1
+    assert "expected none" in capsys.readouterr().err
+    other = write_checkpoint(tmp_path / "other", tiny_config(), seed=1)
+    assert main(["export", "--checkpoint", str(other), "--draft", str(folder)]) == 1
+    assert "trained on" in capsys.readouterr().err
 
 
 def test_the_graph_is_small_and_the_same_every_time(checkpoint, tmp_path):

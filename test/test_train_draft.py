@@ -298,6 +298,7 @@ def test_the_command_trains_stops_and_resumes(checkpoint, tmp_path, monkeypatch,
         "draft_config.json", "draft.safetensors", "training.json", "draft.onnx", "draft_ort.json"}
     info = json.loads((release / "training.json").read_text())
     assert info["step"] == 12 and info["figures"]["held_out_rounds"] >= 1.0
+    assert info["minutes"] >= 0.0 and info["started_from"] is None
     assert TorchDraft.load(release, checkpoint).config.target_sha256 == info["target_sha256"]
     assert OrtDraft(release, checkpoint, threads=1).config.feature_layers == LAYERS
     more = [*common, "--out", str(tmp_path / "more"), "--data", str(tmp_path / "data"),

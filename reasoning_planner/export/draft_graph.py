@@ -18,7 +18,8 @@ from .graph_builder import FLOAT, INT64, GraphBuilder, StoredWeights
 from ..errors import ModelError
 from ..models.config import ModelConfig
 from ..models.draft_config import WEIGHTS_NAME, DraftConfig
-from ..runtimes.draft_base import GRAPH_NAME, MANIFEST_NAME, TOP_K, load_draft_config
+from ..runtimes.draft_base import (GRAPH_NAME, MANIFEST_NAME, TOP_K, load_draft_config,
+                                   require_target_weights)
 from ..runtimes.manifest import load_config, replace_file, sha256_of
 
 EMBEDDING, HEAD = f"{LANGUAGE}.embed_tokens.weight", "vlm.lm_head.weight"
@@ -46,6 +47,7 @@ def export_draft(folder: Path, checkpoint: Path) -> Path:
     folder, checkpoint = Path(folder), Path(checkpoint)
     config, model = load_draft_config(folder), load_config(checkpoint)
     config.require_target(model)
+    require_target_weights(config, folder, checkpoint)
     try:
         weights = DraftWeights(folder, checkpoint)
     except KeyError as error:

@@ -2,7 +2,8 @@
 
 Writes vision.onnx, decoder.onnx, expert.onnx and ort_manifest.json. The weights stay where they
 are: the graphs read them out of the checkpoint's safetensors files by position. The same
-checkpoint gives the same bytes; a file appears whole or not at all.
+checkpoint gives the same bytes; a file appears whole or not at all. With --draft, the graph of a
+trained draft alone: draft.onnx and draft_ort.json beside its weights.
 """
 
 from __future__ import annotations
@@ -29,16 +30,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="where the graphs go (default: into the checkpoint's directory)")
     parser.add_argument("--top-k", type=int, default=DEFAULT_TOP_K, metavar="K",
                         help="likeliest tokens the decoder names (default: %(default)s)")
+    parser.add_argument("--draft", type=Path, metavar="DIR",
+                        help="release of train-draft for this checkpoint: its graph alone is "
+                        "written, into DIR")
 
 
 def run(args: argparse.Namespace) -> int:
     """Export; prints one line a graph."""
+    if args.draft is not None:
+        return _run_draft(args)
     manifest = export(args.checkpoint, args.out, top_k=args.top_k)
     out = args.out or args.checkpoint
     for name, graph in manifest.graphs.items():
         size = (out / graph.file).stat().st_size
         print(f"{out / graph.file}: {name}, {size / 1e3:.0f} kB, sha256 {graph.sha256[:16]}..",
               file=sys.stderr)
+    return 0
+
+
+def _run_draft(args: argparse.Namespace) -> int:
+    if args.out is not None:
+        raise ModelError(f"--out: given {args.out} with --draft, expected none: a draft's graph "
+                         f"stays beside its weights")
+    try:
+        from .draft_graph import export_draft
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"export: {error.name} is not installed: "
+                                     f"pip install onnx") from error
+    path = export_draft(args.draft, args.checkpoint)
+    print(f"{path}: draft, {path.stat().st_size / 1e3:.0f} kB, sha256 "
+          f"{sha256_of(path)[:16]}..", file=sys.stderr)
     return 0
 
 

@@ -130,7 +130,7 @@ class DraftTrainer:
             input_ids: (L,) int64, any prompt of the rollouts' layout.
         """
         self.config, self.schedule, self.store, self.seed = config, schedule, store, seed
-        self.step = 0
+        self.step, self.minutes = 0, 0.0
         target.requires_grad_(False)
         self._target = target
         self.draft = Draft(config, target)
@@ -150,8 +150,8 @@ class DraftTrainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain values and tensors."""
         return {"draft": self.draft.state_dict(), "optimiser": self.optimiser.state_dict(),
-                "step": self.step, "seed": self.seed, "config": self.config.to_dict(),
-                "schedule": asdict(self.schedule)}
+                "step": self.step, "minutes": self.minutes, "seed": self.seed,
+                "config": self.config.to_dict(), "schedule": asdict(self.schedule)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` was made; the schedule stays this trainer's own.
@@ -162,7 +162,7 @@ class DraftTrainer:
         if state["config"] != self.config.to_dict():
             raise DataError(f"training state: given a draft {state['config']}, expected "
                             f"{self.config.to_dict()}")
-        self.step, self.seed = state["step"], state["seed"]
+        self.step, self.minutes, self.seed = state["step"], state["minutes"], state["seed"]
         self.draft.load_state_dict(state["draft"])
         self.optimiser.load_state_dict(state["optimiser"])
 
@@ -223,7 +223,9 @@ def train(trainer: DraftTrainer, validation: Rollouts, stop: StopRequest, valida
     while not trainer.finished and not stop:
         started = time.monotonic()
         record: dict[str, Any] = {"step": trainer.step, **trainer.train_step()}
-        record["rows_per_s"] = trainer.schedule.rows / (time.monotonic() - started)
+        seconds = time.monotonic() - started
+        trainer.minutes += seconds / 60.0
+        record["rows_per_s"] = trainer.schedule.rows / seconds
         if trainer.step % validate_every == 0 or trainer.finished:
             record |= {f"held_out_{k}": v for k, v in trainer.validate(validation).items()}
         yield record
@@ -259,6 +261,7 @@ def run(args: argparse.Namespace) -> int:
     save_state(trainer.state_dict(), args.out / STATE_NAME)
     info = {"seed": trainer.seed, "target": target.config.name, "target_sha256": origin,
             "data_version": data_version(data), "texts": len(store), "step": trainer.step,
+            "minutes": round(trainer.minutes, 2),
             "started_from": None if args.start_from is None else _origin(args.start_from),
             "schedule": asdict(trainer.schedule), "figures": figures,
             "parameters": sum(p.numel() for p in trainer.draft.parameters()),
@@ -283,7 +286,8 @@ def _origin(folder: Path) -> dict[str, Any]:
     """What a draft's training.json says of the weights that another one begins with."""
     try:
         info = json.loads((folder / INFO_NAME).read_text(encoding="utf-8"))
-        return {name: info[name] for name in ("target_sha256", "texts", "step", "schedule")}
+        return {name: info[name] for name in ("target_sha256", "data_version", "texts", "step",
+                                              "minutes", "schedule", "started_from")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / INFO_NAME}: {type(error).__name__} {error}, expected what "
                         f"train-draft writes") from error
