@@ -27,8 +27,9 @@ def fingerprint_of(identity: Mapping[str, Any], checkpoint: str) -> str:
         digest.update(file.read_bytes())
     if checkpoint:
         from ..vla import checkpoint_directory      # the kinematic planner needs none of its parts
-        for file in sorted(checkpoint_directory(checkpoint).glob("*")):
-            _add_sampled(digest, file)
+        for file in sorted(checkpoint_directory(checkpoint).rglob("*")):
+            if file.is_file():          # those of its draft lie a folder below
+                _add_sampled(digest, file)
     return digest.hexdigest()
 
 
