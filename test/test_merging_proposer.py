@@ -12,7 +12,7 @@ from reasoning_planner.speculative.corpus_proposer import CorpusProposer, save_c
 from reasoning_planner.speculative.cost_curve import CostCurve, measure_cost_curve
 from reasoning_planner.speculative.decoder import SpeculativeDecoder
 from reasoning_planner.speculative.merging_proposer import (Calibration, MergingProposer,
-                                                            best_size)
+                                                            NetworkGate, best_size)
 from reasoning_planner.speculative.proposer import (Commit, DraftContext, NoProposer,
                                                     PromptContext)
 from reasoning_planner.speculative.registry import ProposerConfig, create_proposer
@@ -201,3 +201,51 @@ def test_merged_proposers_need_no_more_passes_than_each(tmp_path):
                 passes[names] += runtime.passes
     best = passes["corpus", "temporal"]
     assert best < min(passes["corpus",], passes["temporal",]) < passes["none",]
+
+
+# Networks
+
+class Counted(Fixed):
+    """A network that counts how often it was asked."""
+
+    runs_network, asked = True, 0
+
+    def propose(self, context):
+        self.asked += 1
+        return self.tree
+
+
+def rounds_of(network, cheap, costs, count=40):
+    """How often the network drafted in first rounds of `count` texts."""
+    proposer = MergingProposer([Fixed(cheap), network], costs)
+    for _ in range(count):
+        proposer.reset(PROMPT)
+        proposer.propose(CONTEXT)
+    return network.asked
+
+
+def test_a_network_drafts_where_the_others_are_unsure_and_not_where_it_costs_more_than_it_gives():
+    sure, unsure = chain([5, 6, 7], CORPUS, [0.95] * 3), chain([5, 6, 7], CORPUS, [0.2] * 3)
+    better = chain([5, 8, 9, 4], ROUTINE, [0.95] * 4)
+    costs = CostCurve((1, 8), (1.0, 1.7), draft_ms=1.0)
+    assert rounds_of(Counted(better), unsure, costs) == 40
+    assert rounds_of(Counted(better), sure, costs) < 10
+    free, dear = (CostCurve((1, 8), (1.0, 1.7), draft_ms=ms) for ms in (0.0, 50.0))
+    assert rounds_of(Counted(better), sure, free) == 40
+    assert rounds_of(Counted(better), unsure, dear) < 10
+
+
+def test_a_network_that_was_left_alone_is_tried_again():
+    gate = NetworkGate(4.0)
+    gate.learn(0.5, False)
+    assert not gate.opens(1.0, False) and gate.opens(1.0, True)     # a later round is another
+    assert any(gate.opens(1.0, False) for _ in range(200))
+
+
+def test_what_a_network_costs_is_kept_with_the_curve():
+    curve = CostCurve((1, 8), (1.0, 1.7), 0.1, 0.6)
+    assert CostCurve.from_dict(curve.to_dict()) == curve
+    known = {name: value for name, value in curve.to_dict().items() if name != "draft_ms"}
+    assert CostCurve.from_dict(known).draft_ms == 0.0      # written before drafts were measured
+    with pytest.raises(ConfigError, match="draft_ms"):
+        CostCurve(draft_ms=-1.0)

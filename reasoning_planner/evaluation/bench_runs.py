@@ -112,6 +112,7 @@ class TimedProposer:
     def __init__(self, proposer: Proposer):
         self._proposer = proposer
         self.name, self.origin = proposer.name, proposer.origin
+        self.runs_network = proposer.runs_network
         self.draft_s = 0.0
 
     def reset(self, prompt: PromptContext) -> None:

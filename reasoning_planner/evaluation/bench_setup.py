@@ -89,11 +89,13 @@ class Bench:
         first, *scenes = self.source.cold(1 + ROUND_SCENES, FIRST_WARM_UP_SEED)
         warm_passes(self.runtime, first, logits=False)
         curve = measure_engine(self.runtime, first)
-        drafting = next((name for name in ("merged_b8", "flat_rope_b8", "corpus_b8")
-                         if not METHODS[name].obstacle(self.parts)), None)
-        if drafting is not None:
-            contender = self._contender(drafting, replace(self.parts, costs=curve))
-            curve = replace(curve, round_ms=measure_round_ms(self.runtime, scenes, contender))
+        rounds_ms = {name: measure_round_ms(self.runtime, scenes, self._contender(
+            name, replace(self.parts, costs=curve))) for name in ("corpus_b8", "flat_rope_b8")
+            if not METHODS[name].obstacle(self.parts)}
+        if rounds_ms:
+            round_ms = min(rounds_ms.values())
+            curve = replace(curve, round_ms=round_ms,
+                            draft_ms=rounds_ms.get("flat_rope_b8", round_ms) - round_ms)
         self.parts = replace(self.parts, costs=curve)
         return curve
 

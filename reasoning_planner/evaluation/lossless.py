@@ -50,7 +50,7 @@ USELESS = "useless"
 class UselessProposer:
     """Random tokens: whatever it proposes, the text must not notice."""
 
-    name, origin = USELESS, TokenOrigin.ROUTINE
+    name, origin, runs_network = USELESS, TokenOrigin.ROUTINE, False
 
     def __init__(self, vocab_size: int, generator: np.random.Generator):
         self._vocab_size, self._generator = vocab_size, generator
@@ -74,6 +74,7 @@ class Shaped:
 
     def __init__(self, proposer: Proposer, block: int, shape: str, vocab_size: int):
         self.name, self.origin = proposer.name, proposer.origin
+        self.runs_network = proposer.runs_network
         self._proposer, self._block, self._shape = proposer, block, shape
         self._vocab_size, self._generator = vocab_size, np.random.default_rng(block)
 

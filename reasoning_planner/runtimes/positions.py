@@ -5,6 +5,7 @@ Angles are float32; a test holds the two files together.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Sequence
 
 import numpy as np
@@ -54,6 +55,13 @@ def mrope_position_ids(is_visual: np.ndarray, grid: tuple[int, int]) -> tuple[np
     Raises:
         ValueError: a run of placeholders is no whole number of images.
     """
+    ids, rope_delta = _mrope_of(np.asarray(is_visual, dtype=bool).tobytes(), tuple(grid))
+    return ids.copy(), rope_delta
+
+
+@lru_cache(maxsize=8)                   # a vehicle's prompts have one layout
+def _mrope_of(visual_bytes: bytes, grid: tuple[int, int]) -> tuple[np.ndarray, int]:
+    is_visual = np.frombuffer(visual_bytes, dtype=bool)
     rows, columns = grid
     row = np.repeat(np.arange(rows), columns)
     column = np.tile(np.arange(columns), rows)

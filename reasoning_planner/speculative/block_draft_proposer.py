@@ -12,7 +12,7 @@ import numpy as np
 
 from ..datatypes import TokenOrigin
 from ..errors import ConfigError, ModelError
-from ..runtimes.draft_base import DraftRuntime
+from ..runtimes.draft_base import DraftBlock, DraftRuntime
 from .proposer import Commit, DraftContext, PromptContext
 from .token_tree import EMPTY, TokenTree, chain
 
@@ -48,23 +48,24 @@ class BlockDraftProposer:
     """
 
     origin = TokenOrigin.ROUTINE
+    runs_network = True
 
     def __init__(self, draft: DraftRuntime, config: BlockDraftConfig = BlockDraftConfig(),
                  name: str = "flat_rope"):
         self.name = name
         self._draft, self._config = draft, config
         self._pending: list[tuple[np.ndarray, ...]] = []
+        self._unread: PromptContext | None = None       # read once a draft is asked for
 
     def reset(self, prompt: PromptContext) -> None:
         """See Proposer.
 
         Raises:
-            ModelError: the prompt comes without ids, or without the layers the draft reads.
+            ModelError: the prompt comes without ids.
         """
         if prompt.input_ids is None:
             raise ModelError("draft: given a prompt without input_ids, expected them")
-        self._pending = []
-        self._draft.begin(prompt.input_ids, prompt.step.hidden_states)
+        self._pending, self._unread = [], prompt
 
     def observe(self, commit: Commit) -> None:
         """See Proposer. The prefill's token comes without hidden states: it is not read yet."""
@@ -75,18 +76,28 @@ class BlockDraftProposer:
         """See Proposer.
 
         Raises:
-            ModelError: the draft's output is not a number.
+            ModelError: the draft's output is not a number, or the prompt came without the hidden
+                states it reads.
         """
         count = min(self._config.num_speculative_tokens, context.depth, context.budget)
         if count < 1:
             return EMPTY
-        block = self._draft.draft(context.token_ids[-1], self._new_hidden_states())
-        self._pending = []
+        block = self._drafted(context.token_ids[-1])
         probs = np.minimum(np.exp(block.top_log_probs[:count, 0]), 1.0)
         if not np.isfinite(probs).all():
             raise ModelError(f"draft: given probabilities {probs.tolist()}, expected numbers")
         likely = int((np.cumprod(probs) >= self._config.min_path_prob).sum())
         return chain(block.token_ids[:likely].tolist(), self.origin, probs[:likely].tolist())
+
+    def _drafted(self, last_id: int) -> DraftBlock:
+        """A pass of the draft, which reads before what it has not read yet."""
+        if self._unread is not None:
+            assert self._unread.input_ids is not None, "reset refuses it"
+            self._draft.begin(self._unread.input_ids, self._unread.step.hidden_states)
+            self._unread = None
+        block = self._draft.draft(last_id, self._new_hidden_states())
+        self._pending = []
+        return block
 
     def _new_hidden_states(self) -> list[np.ndarray]:
         """For each feature layer, of what was committed since the last draft."""

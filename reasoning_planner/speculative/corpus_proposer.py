@@ -143,6 +143,7 @@ class CorpusProposer:
 
     name = "corpus"
     origin = TokenOrigin.CORPUS
+    runs_network = False
 
     def __init__(self, trie: SuffixTrie, config: CorpusConfig = CorpusConfig()):
         self._trie, self._config = trie, config

@@ -21,12 +21,15 @@ class CostCurve:
     Attributes:
         sizes: tokens of a pass, ascending.
         cost_ms: of each.
-        round_ms: what a round costs besides its pass: drafting, accepting, the loop.
+        round_ms: what a round costs besides its pass: accepting, the loop, drafting without a
+            network.
+        draft_ms: what a draft of the network costs besides.
     """
 
     sizes: tuple[int, ...] = (1, 8, 16)
     cost_ms: tuple[float, ...] = (1.0, 1.9, 2.7)    # 2 CPU cores, in units of T(1)
     round_ms: float = 0.0
+    draft_ms: float = 0.0
 
     def __post_init__(self) -> None:
         problems = []
@@ -35,15 +38,15 @@ class CostCurve:
         if len(self.cost_ms) != len(self.sizes) or not all(ms > 0.0 for ms in self.cost_ms):
             problems.append(f"cost_ms: given {self.cost_ms}, expected {len(self.sizes)} "
                             f"positive times")
-        if not self.round_ms >= 0.0:
-            problems.append(f"round_ms: given {self.round_ms}, expected 0 or more")
+        problems += [f"{name}: given {value}, expected 0 or more" for name, value in (
+            ("round_ms", self.round_ms), ("draft_ms", self.draft_ms)) if not value >= 0.0]
         if problems:
             raise ConfigError(problems)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a manifest holds them."""
         return {"sizes": list(self.sizes), "cost_ms": list(self.cost_ms),
-                "round_ms": self.round_ms}
+                "round_ms": self.round_ms, "draft_ms": self.draft_ms}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CostCurve:
@@ -54,7 +57,8 @@ class CostCurve:
         """
         try:
             return cls(tuple(int(size) for size in values["sizes"]),
-                       tuple(float(ms) for ms in values["cost_ms"]), float(values["round_ms"]))
+                       tuple(float(ms) for ms in values["cost_ms"]), float(values["round_ms"]),
+                       float(values.get("draft_ms", 0.0)))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError([f"cost curve: given {values!r} ({type(error).__name__}: "
                                f"{error}), expected sizes, cost_ms and round_ms"]) from error

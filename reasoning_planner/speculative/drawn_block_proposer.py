@@ -40,8 +40,7 @@ class DrawnBlockProposer(BlockDraftProposer):
         count = min(self._config.num_speculative_tokens, context.depth, context.budget)
         if count < 1:
             return EMPTY
-        block = self._draft.draft(context.token_ids[-1], self._new_hidden_states())
-        self._pending = []
+        block = self._drafted(context.token_ids[-1])
         q = drawing_probs(block, self._temperature)[:count]                 # (count, k)
         rows = [_spread(probs, ids, self._vocab_size) for probs, ids in zip(q, block.top_ids)]
         token_ids = [draw(row, self._generator) for row in rows]

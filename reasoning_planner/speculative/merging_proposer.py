@@ -1,7 +1,8 @@
 """Several proposers' candidates in one tree, as large as pays on this engine.
 
 Tree and block are chosen to maximise expected committed tokens per millisecond, from the measured
-cost T(k) of a pass and from acceptance probabilities that are corrected by what was accepted.
+cost T(k) of a pass and from acceptance probabilities that are corrected by what was accepted. A
+network drafts only where it is expected to be worth its own time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from .token_tree import EMPTY, ROOT, TokenTree, merge, prune, require_probs
 BINS = 10
 PRIOR_WEIGHT = 8.0      # observations that a proposer's own probability is worth
 MEMORY = 400.0          # observations of a bin that are remembered
+RATE_MEMORY = 0.05      # weight of the newest round in the rate that networks are known by
+WORTH = 1.15            # a network's rate over the others' from which it is run
+RATE_RETURN = 0.002     # how much of a rate is forgotten in a round without them
 
 
 class Calibration:
@@ -69,8 +73,46 @@ def best_size(path_probs: Sequence[float], round_costs: np.ndarray) -> int:
     Returns:
         0 .. len(path_probs).
     """
+    return int(np.argmax(_rates(path_probs, round_costs)))
+
+
+def _rates(path_probs: Sequence[float], round_costs: np.ndarray) -> np.ndarray:
+    """Expected committed tokens per millisecond with the first 0, 1, .. of the tokens."""
     expected = 1.0 + np.concatenate([[0.0], np.cumsum(path_probs)])
-    return int(np.argmax(expected / round_costs[:len(expected)]))
+    return expected / round_costs[:len(expected)]
+
+
+class NetworkGate:
+    """Whether a network is worth its time, by the rates of the rounds in which it drafted.
+
+    Rates of first and of later rounds are kept apart: less is left to be written in these. What
+    was not tried for long is thought better of again. No clock: the same texts, the same answers.
+    """
+
+    def __init__(self, hoped: float):
+        """
+        Args:
+            hoped: rate in committed tokens per millisecond, before any was seen.
+        """
+        self._hoped = hoped
+        self._rates, self._seen = [hoped, hoped], [0, 0]
+
+    def opens(self, rate: float, later: bool) -> bool:
+        """
+        Args:
+            rate: that the others' candidates promise.
+        """
+        known = self._rates[later]
+        if known > WORTH * rate:
+            return True
+        self._rates[later] += RATE_RETURN * (self._hoped - known)
+        return False
+
+    def learn(self, rate: float, later: bool) -> None:
+        """A round with the network promised this, its own time counted."""
+        self._seen[later] += 1
+        weight = max(RATE_MEMORY, 1.0 / self._seen[later])
+        self._rates[later] += weight * (rate - self._rates[later])
 
 
 class MergingProposer:
@@ -78,6 +120,7 @@ class MergingProposer:
 
     name = "merged"
     origin = TokenOrigin.ROUTINE    # its tokens carry their proposers' origins
+    runs_network = False
 
     def __init__(self, proposers: Sequence[Proposer], costs: CostCurve, max_nodes: int = 31):
         """
@@ -92,10 +135,14 @@ class MergingProposer:
         self._calibrations = [Calibration() for _ in proposers]
         self._proposals: list[TokenTree] = [EMPTY] * len(proposers)
         self._round_costs = costs.round_costs(max_nodes + 1)
+        self._draft_ms = costs.draft_ms
+        self._gate = NetworkGate((max_nodes + 1) / float(self._round_costs[-1] + costs.draft_ms))
+        self._rounds = 0
 
     def reset(self, prompt: PromptContext) -> None:
         """See Proposer."""
         self._proposals = [EMPTY] * len(self._proposers)
+        self._rounds = 0
         for proposer in self._proposers:
             proposer.reset(prompt)
 
@@ -108,12 +155,27 @@ class MergingProposer:
 
     def propose(self, context: DraftContext) -> TokenTree:
         """See Proposer."""
-        self._proposals = [proposer.propose(context) for proposer in self._proposers]
+        later, self._rounds = self._rounds > 0, self._rounds + 1
+        self._proposals = [EMPTY if proposer.runs_network else proposer.propose(context)
+                           for proposer in self._proposers]
+        tree, rate = self._pruned(context.budget, 0.0)
+        networks = [i for i, proposer in enumerate(self._proposers) if proposer.runs_network]
+        if networks and self._gate.opens(rate, later):
+            for i in networks:
+                self._proposals[i] = self._proposers[i].propose(context)
+            tree, rate = self._pruned(context.budget, len(networks) * self._draft_ms)
+            self._gate.learn(rate, later)
+        return tree
+
+    def _pruned(self, budget: int, draft_ms: float) -> tuple[TokenTree, float]:
+        """What pays of all proposals, and the tokens per millisecond it promises."""
         tree = merge([_calibrated(proposal, calibration) for proposal, calibration
                       in zip(self._proposals, self._calibrations)])
-        most = min(len(self._round_costs) - 1, context.budget)
+        most = min(len(self._round_costs) - 1, budget)
         falling = sorted(tree.path_probs, reverse=True)[:max(most, 0)]
-        return prune(tree, best_size(falling, self._round_costs))
+        rates = _rates(falling, self._round_costs + draft_ms)
+        size = int(np.argmax(rates))
+        return prune(tree, size), float(rates[size])
 
 
 def _calibrated(tree: TokenTree, calibration: Calibration) -> TokenTree:

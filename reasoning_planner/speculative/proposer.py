@@ -68,10 +68,12 @@ class Proposer(Protocol):
     Attributes:
         name: for reports.
         origin: of the tokens it proposes itself.
+        runs_network: whether a proposal costs the time of a network, `CostCurve.draft_ms`.
     """
 
     name: str
     origin: TokenOrigin
+    runs_network: bool
 
     def reset(self, prompt: PromptContext) -> None:
         """A new text begins; the one before is complete."""
@@ -88,6 +90,7 @@ class NoProposer:
 
     name = "none"
     origin = TokenOrigin.DELIBERATIVE
+    runs_network = False
 
     def reset(self, prompt: PromptContext) -> None:
         """See Proposer."""

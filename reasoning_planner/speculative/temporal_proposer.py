@@ -48,6 +48,7 @@ class TemporalProposer:
 
     name = "temporal"
     origin = TokenOrigin.TEMPORAL
+    runs_network = False
 
     def __init__(self, num_speculative_tokens: int = 7):
         if not 1 <= num_speculative_tokens <= 256:
