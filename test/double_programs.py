@@ -191,8 +191,9 @@ def write_engines(checkpoint, out, platform, layers=(0, 1, 3), builder="tensorrt
     files = {name: sha256_of(checkpoint / name)
              for name in ("config.json", "tokenizer.json", "model.safetensors")}
     manifest = EngineManifest(
-        FORMAT, platform.name, "trt", platform.graphs, platform.precision, config.name, builder,
-        "double", platform.capacity_of(config), platform.slots_of(config), TOP_K, list(layers),
+        FORMAT, platform.name, platform.digest(), "trt", platform.graphs, platform.precision,
+        config.name, builder, "double", platform.capacity_of(config),
+        platform.slots_of(config), TOP_K, list(layers),
         {name: [s.minimum, s.usual, s.maximum] for name, s in platform.sizes_of(config).items()},
         files, source_hash(files), built)
     manifest.save(out)
