@@ -69,6 +69,9 @@ def build_engine(trt: ModuleType, graph: bytes, weights: Path, inputs: Sequence[
     if engine is None:
         raise ModelError(f"TensorRT {trt.__version__} cannot build the engine: "
                          f"{_one_line(log.errors)}")
+    if log.unused:
+        raise ModelError(f"TensorRT {trt.__version__} left inputs of the graph out and would "
+                         f"compute something else: {_one_line(log.unused)}")
     _save_timings(config, options.timing_cache)
     return engine
 
@@ -87,16 +90,19 @@ def profile_shapes(inputs: Sequence[Mapping[str, Any]], ranges: Mapping[str, Ran
 
 
 def _error_log(trt: ModuleType) -> Any:
-    """A logger that keeps TensorRT's errors for the message."""
+    """A logger that keeps TensorRT's errors, and the inputs it says it does not use."""
 
     class ErrorLog(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
+            self.unused: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self.errors.append(message)
+            elif severity == trt.ILogger.WARNING and "Unused Input" in message:
+                self.unused.append(message)
 
     return ErrorLog()
 

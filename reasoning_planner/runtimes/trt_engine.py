@@ -82,6 +82,7 @@ class Engine:
         path: of its file, for messages.
         inputs, outputs: name -> Tensor.
         aliases: output -> the input whose memory it is.
+        knows_aliases: whether this TensorRT says so; where it does not, `aliases` is empty.
         scratch_bytes: what a context needs besides the tensors.
     """
 
@@ -98,6 +99,7 @@ class Engine:
             if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
                 raise ModelError(f"{path}: tensor {name} lies in host memory, expected a graph of "
                                  f"this package, whose shapes depend on shapes alone")
+        self.knows_aliases = hasattr(engine, "get_aliased_input_tensor")     # from 10.15 on
         self.aliases = self._aliased()
         self.scratch_bytes = int(engine.device_memory_size_v2
                                  if hasattr(engine, "device_memory_size_v2")
@@ -112,7 +114,7 @@ class Engine:
                              f"has") from error
 
     def _aliased(self) -> dict[str, str]:
-        if not hasattr(self._engine, "get_aliased_input_tensor"):       # before 10.15
+        if not self.knows_aliases:
             return {}
         found = {name: self._engine.get_aliased_input_tensor(name) for name in self.outputs}
         return {name: source for name, source in found.items() if source}

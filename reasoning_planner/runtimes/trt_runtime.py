@@ -331,7 +331,7 @@ def _require_signature(engine: Engine, built: BuiltEngine) -> None:
                            if given.get(name) != expected.get(name))
         raise ModelError(f"{engine.path}: tensors {', '.join(differing)} are not as its manifest "
                          f"says; run `reasoning-planner build-engines` again")
-    if engine.aliases and engine.aliases != built.aliases:
+    if engine.knows_aliases and engine.aliases != built.aliases:
         raise ModelError(f"{engine.path}: given aliased tensors {engine.aliases}, expected "
                          f"{built.aliases}")
 
