@@ -77,6 +77,11 @@ class Program:
         self._names = names
         self._describe(config, dtype, cache)
 
+    def described(self):
+        """Inputs and outputs as a manifest has them."""
+        return [[{"name": each, "dtype": np.dtype(of).name, "shape": list(dims)}
+                 for each, (of, dims) in side.items()] for side in (self.inputs, self.outputs)]
+
     def target(self):
         return oracle(self._checkpoint)
 
@@ -178,9 +183,7 @@ def write_engines(checkpoint, out, platform, layers=(0, 1, 3), builder="tensorrt
     built = {}
     for name, kind in PROGRAMS.items():
         program = kind(checkpoint, platform.graphs, dtype, platform.slots_of(config), layers)
-        described = [[{"name": each, "dtype": np.dtype(of).name, "shape": list(dims)}
-                      for each, (of, dims) in side.items()]
-                     for side in (program.inputs, program.outputs)]
+        described = program.described()
         ranges = engine_profiles(name, platform, config)
         profiles = [profile_shapes(described[0], each) for each in ranges.values()]
         path = out / f"{name}.engine"

@@ -4,14 +4,24 @@ TensorRT-RTX has TensorRT's parser, builder and names, and builds without a GPU;
 not run here.
 """
 
+import functools
+import hashlib
+
 import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
+pytest.importorskip("torch", reason="the tiny checkpoint is made with it")
 pytest.importorskip("onnxruntime")
 
+from double_programs import PROGRAMS
 from reasoning_planner.errors import ModelError
+from reasoning_planner.export import build_engines as command
 from reasoning_planner.export.build_trt import BuildOptions, build_engine, profile_shapes
+from reasoning_planner.runtimes.engine_manifest import EngineManifest
+from reasoning_planner.runtimes.manifest import (Graph, Manifest, load_config,
+                                                 sha256_of)
+from reasoning_planner.runtimes.platforms import load_platforms
 from tensorrt_double import DoubleMemory, tensorrt_double
 
 WIDTH = 64
@@ -96,6 +106,60 @@ def test_weights_that_are_not_there(library, graph, tmp_path):
         pytest.skip("the double reads weights when it runs")
     with pytest.raises(ModelError, match="cannot parse the graph"):
         build_engine(trt, graph[0], tmp_path, INPUTS, PROFILES, BuildOptions(configure=configure))
+
+
+# A whole platform
+
+def export_of(platform, checkpoint, out):
+    """Stands for the exporter: graphs with the right tensors, which nobody runs here."""
+    config, graphs = load_config(checkpoint), {}
+    for name, kind in PROGRAMS.items():
+        described = kind(checkpoint, platform.graphs, np.float16, platform.slots_of(config),
+                         (0, 1, 3)).described()
+        values = [[onnx.helper.make_tensor_value_info(
+            each["name"], onnx.helper.np_dtype_to_tensor_dtype(np.dtype(each["dtype"])),
+            each["shape"]) for each in side] for side in described]
+        content = onnx.helper.make_model(onnx.helper.make_graph(
+            [], name, *values)).SerializeToString()
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.onnx").write_bytes(content)
+        graphs[name] = Graph(f"{name}.onnx", hashlib.sha256(content).hexdigest(), *described)
+    files = ("config.json", "tokenizer.json", "model.safetensors")
+    return Manifest(1, platform.graphs, config.name, 8,
+                    {name: sha256_of(checkpoint / name) for name in files}, graphs)
+
+
+@pytest.mark.parametrize("name", ["x86", "orin-jp6"])
+def test_engines_of_a_platform_and_their_manifest(exported_checkpoint, tmp_path, monkeypatch,
+                                                  name):
+    memory, platform = DoubleMemory(), load_platforms()[name]
+    tools = command.Tools(trt=tensorrt_double(memory))
+    monkeypatch.setattr(command, "_export", export_of)
+    build = functools.partial(command.build_engines, platform, exported_checkpoint, tmp_path,
+                              measure=False, tools=tools)
+    built = build()
+    assert EngineManifest.load(tmp_path) == built and set(built.engines) == set(PROGRAMS)
+    assert built.builder == "tensorrt 10.16.1.11" and built.precision == "float16"
+    config, decoder = load_config(exported_checkpoint), built.engines["decoder"]
+    assert list(decoder.profiles) == ["prefill", "decode", "verify"]
+    assert decoder.profiles["verify"]["n"] == [2, 8, 64] == built.sizes["verify"]
+    assert decoder.profiles["decode"]["m"] == [1, 1, 1]
+    slots = platform.slots_of(config)
+    assert built.slots == slots >= built.capacity + config.flow.num_waypoints
+    past = decoder.tensors["past_key_0"]["shape"]
+    if platform.graphs == "trt":
+        assert past[2] == slots and decoder.aliases["present_value_3"] == "past_value_3"
+    else:
+        assert past[2] == "P" and decoder.profiles["verify"]["P"] == [slots] * 3
+        assert decoder.profiles["prefill"]["P"] == [1, 1, 1] and not decoder.aliases
+    assert (tmp_path / "timing.cache").is_file()
+    for engine in built.engines.values():
+        assert engine.sha256 == sha256_of(tmp_path / engine.file)
+    monkeypatch.setattr(command, "_export", lambda *given: pytest.fail("exported again"))
+    assert build() == built
+    newer = command.Tools(trt=tensorrt_double(memory, "10.16.2"))
+    with pytest.raises(pytest.fail.Exception, match="exported again"):
+        build(tools=newer)
 
 
 def test_shapes_of_a_profile():

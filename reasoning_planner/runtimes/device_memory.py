@@ -7,6 +7,7 @@ None is imported before it is asked for. Knows no models and no engines.
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Protocol, Sequence
 
@@ -354,15 +355,24 @@ class PycudaMemory:
         """
         import pycuda.driver as driver
 
-        self._driver = driver
+        self._pycuda = driver
         try:
             driver.init()
             self._context = driver.Device(device).retain_primary_context()
         except driver.Error as error:
             raise ModelError(str(error)) from error
-        self._context.push()
-        self._stream = driver.Stream()
+        self._threads: set[int] = set()     # in which the context is the current one
+        self._stream = self._driver.Stream()
         self.stream = self._stream.handle
+
+    @property
+    def _driver(self) -> Any:
+        """The driver, with the context made this thread's: a model may be loaded in another."""
+        thread = threading.get_ident()
+        if thread not in self._threads:
+            self._context.push()
+            self._threads.add(thread)
+        return self._pycuda
 
     def allocate(self, num_bytes: int) -> Buffer:
         """See DeviceMemory."""
