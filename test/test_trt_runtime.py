@@ -19,7 +19,8 @@ pytest.importorskip("onnxruntime")
 import tensorrt_double
 from double_programs import write_engines
 from reasoning_planner.config import PlannerConfig
-from reasoning_planner.datatypes import Deadline, PlanStatus, Reason
+from reasoning_planner.datatypes import (Deadline, PlanStatus, Reason,
+                                         TokenOrigin)
 from reasoning_planner.errors import MissingDependencyError, ModelError
 from reasoning_planner.planner import Planner
 from reasoning_planner.runtimes.base import tree_visibility
@@ -28,6 +29,7 @@ from reasoning_planner.runtimes.engine_manifest import EngineManifest
 from reasoning_planner.runtimes.factory import create_runtime
 from reasoning_planner.runtimes.platforms import SizeRange, load_platforms
 from reasoning_planner.runtimes.trt_runtime import TrtRuntime
+from reasoning_planner.speculative.token_tree import chain
 from reasoning_planner.tokenization.prompt import build_prompt
 from reasoning_planner.tokenization.text_tokenizer import TextTokenizer
 from reasoning_planner.vla import VlaConfig, VlaModel
@@ -231,9 +233,9 @@ def test_a_pass_gone_wrong_does_not_reach_the_next_prompt(trt, prompt, features)
 
 # Behind the planner
 
-def planned(runtime, checkpoint):
+def planned(runtime, checkpoint, proposer=None, max_new_tokens=8):
     model = VlaModel(runtime, TextTokenizer.load(checkpoint / "tokenizer.json"),
-                     VlaConfig(max_new_tokens=8, noise_scale=0.0))
+                     VlaConfig(max_new_tokens=max_new_tokens, noise_scale=0.0), proposer)
     return Planner(PlannerConfig(), model).plan(observation(), Deadline.never())
 
 
@@ -275,6 +277,31 @@ def test_a_profile_too_small_is_named(checkpoint, tmp_path, prompt, features):
     write_engines(checkpoint, tmp_path, dataclasses.replace(platform, profiles=profiles))
     with pytest.raises(ModelError, match="expected 1 to 200: the prefill profile"):
         load(checkpoint, tmp_path).prefill(prompt, np.asarray(features))
+
+
+class Guess:
+    """Drafts fifteen tokens whatever came before."""
+
+    name = "guess"
+
+    def reset(self, prompt):
+        pass
+
+    def propose(self, context):
+        return chain([7] * 15, TokenOrigin.ROUTINE)
+
+    def observe(self, commit):
+        pass
+
+
+def test_blocks_above_the_verify_profile_are_a_typed_result(checkpoint, tmp_path):
+    platform = load_platforms()["x86"]
+    profiles = dataclasses.replace(platform.profiles, verify=SizeRange(2, 8, 8))
+    write_engines(checkpoint, tmp_path, dataclasses.replace(platform, profiles=profiles))
+    plan = planned(load(checkpoint, tmp_path), checkpoint, Guess(), max_new_tokens=20)
+    failed, = [reason for reason in plan.reasons if reason.reason == Reason.MODEL_FAILED]
+    assert "block: given 16 tokens, expected 2 to 8: the verify profile" in failed.detail
+    assert plan.planner == "kinematic"
 
 
 def test_more_than_the_engines_have(checkpoint, engines):
@@ -350,22 +377,36 @@ def test_the_double_finds_faults(checkpoint, engines, prompt, features):
 
 # Real engines
 
-@pytest.mark.gpu
-def test_real_engines_agree_with_onnx_runtime(checkpoint, ort, prompt, images, tmp_path):
-    pytest.importorskip("tensorrt")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    from reasoning_planner.export.build_engines import build_engines, installed_tensorrt
-    from reasoning_planner.runtimes.platforms import choose_platform
+@pytest.fixture(scope="module", params=KINDS)
+def real_engines(request, checkpoint, tmp_path_factory):
+    """Built here, for the device that is here."""
+    pytest.importorskip("tensorrt", reason="TensorRT, which comes with JetPack or the GPU's PC")
+    try:
+        create_device_memory()
+    except MissingDependencyError as missing:
+        pytest.skip(str(missing))
+    from reasoning_planner.export.build_engines import build_engines
 
-    build_engines(choose_platform("x86", installed_tensorrt()), checkpoint, tmp_path,
-                  measure=False)
-    trt = create_runtime("trt", checkpoint, graphs=tmp_path)
-    steps = [r.prefill(prompt, r.encode_images(images), logits=True) for r in (trt, ort)]
-    assert_close(steps[0].logits, steps[1].logits, 0.1)
-    for count in (1, 1, 1, 4, 4):
-        rows = [r.extend(np.arange(7, 7 + count), logits=True).logits for r in (trt, ort)]
-        assert_close(rows[0], rows[1], 0.1)
-    for runtime in (trt, ort):
-        runtime.crop(len(prompt))
-    assert_close(*(r.extend(np.array([9]), logits=True).logits for r in (trt, ort)), 0.1)
+    platform = dataclasses.replace(load_platforms()["x86"], graphs=request.param)
+    out = tmp_path_factory.mktemp("real") / request.param
+    build_engines(platform, checkpoint, out)
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["torch", "cuda-python", "pycuda"])
+def test_real_engines_agree_with_onnx_runtime(checkpoint, real_engines, prompt, images,
+                                              ort_features, library):
+    try:
+        memory = create_device_memory(library)
+    except MissingDependencyError as missing:
+        pytest.skip(str(missing))
+    plain_ort = create_runtime("ort", checkpoint, threads=1)
+    runtime = TrtRuntime.load(checkpoint, real_engines, memory=memory)
+    a_cycle_agrees(runtime, plain_ort, prompt, runtime.encode_images(images), ort_features)
+
+
+@pytest.mark.gpu
+def test_real_engines_have_a_curve_of_costs(real_engines):
+    costs = EngineManifest.load(real_engines).costs
+    assert costs["runtime"] == "trt" and min(costs["cost_ms"]) > 0.0
