@@ -336,6 +336,27 @@ def test_stale_and_foreign_engines(checkpoint, tmp_path):
         load(checkpoint, folder)
 
 
+@pytest.mark.parametrize("change, told", [
+    ({"aliases": {}}, "given aliased tensors"),
+    ({"outputs": [{"name": "token_ids", "dtype": "int64", "shape": ["m"]}]},
+     "last_hidden, logits, .* are not as its manifest says")])
+def test_engines_that_are_not_what_their_manifest_says(checkpoint, tmp_path, change, told):
+    write_engines(checkpoint, tmp_path, load_platforms()["x86"])
+    manifest = EngineManifest.load(tmp_path)
+    manifest.engines["decoder"] = dataclasses.replace(manifest.engines["decoder"], **change)
+    manifest.save(tmp_path)
+    with pytest.raises(ModelError, match=told):
+        load(checkpoint, tmp_path)
+
+
+def test_a_tensorrt_that_knows_no_aliases(checkpoint, engines, prompt, features, monkeypatch):
+    """Before 10.15: the kind of the graphs says where a cache is written."""
+    expected = load(checkpoint, engines).prefill(prompt, np.asarray(features))
+    monkeypatch.delattr(tensorrt_double.ICudaEngine, "get_aliased_input_tensor")
+    given = load(checkpoint, engines).prefill(prompt, np.asarray(features))
+    assert np.array_equal(given.top_log_probs, expected.top_log_probs)
+
+
 def test_without_tensorrt_there_is_no_other_runtime(checkpoint, engines):
     with pytest.raises(MissingDependencyError, match="runtime trt: tensorrt is not installed"):
         create_runtime("trt", checkpoint, graphs=engines)

@@ -38,7 +38,7 @@ class Runtime(Protocol):
     """One model on one engine. Not for use by several threads at once.
 
     Attributes:
-        name: of the engine, for reports: "ort", "torch".
+        name: of the engine, for reports: "ort", "torch", "trt".
         config: the model's.
         capacity: tokens the cache holds, the waypoints of `act` not counted.
         length: tokens in the cache now.
