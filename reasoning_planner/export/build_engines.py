@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for name, engine in manifest.engines.items():
         size = (out / engine.file).stat().st_size
-        print(f"{out / engine.file}: {name}, {size / 1e6:.1f} MB, sha256 {engine.sha256[:16]}..")
+        print(f"{out / engine.file}: {name}, {size / 1e6:.2f} MB, sha256 {engine.sha256[:16]}..")
     costs = manifest.costs
     if costs is not None:
         told = ", ".join(f"T({size}) {ms:.2f} ms"
