@@ -162,6 +162,31 @@ def test_engines_of_a_platform_and_their_manifest(exported_checkpoint, tmp_path,
         build(tools=newer)
 
 
+@pytest.mark.parametrize("name", ["x86", "orin-jp6"])
+def test_exported_graphs_build_with_tensorrt_rtx(exported_checkpoint, tmp_path, name):
+    trt, configure = rtx()
+    try:
+        built = command.build_engines(
+            load_platforms()[name], exported_checkpoint, tmp_path, measure=False,
+            tools=command.Tools(trt=trt, configure=configure))
+    except ModelError as error:
+        if "exports no others" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert set(built.engines) == set(PROGRAMS)
+    dtypes = [{tensor: described["dtype"] for tensor, described in each.items()}
+              for each in (built.engines["decoder"].tensors, decoder_tensors(
+                  exported_checkpoint, load_platforms()[name], built.hidden_layers))]
+    assert dtypes[0] == dtypes[1]       # what the runtime and its double take for granted
+
+
+def decoder_tensors(checkpoint, platform, layers):
+    inputs, outputs = PROGRAMS["decoder"](
+        checkpoint, platform.graphs, np.float16, platform.slots_of(load_config(checkpoint)),
+        layers).described()
+    return {tensor["name"]: tensor for tensor in (*inputs, *outputs)}
+
+
 def test_shapes_of_a_profile():
     inputs = [*INPUTS, {"name": "fixed", "shape": [1, 2]}, {"name": "m", "shape": [1, "n", "V"]}]
     assert profile_shapes(inputs, {"n": (1, 2, 3), "V": (4, 5, 6)}) == {

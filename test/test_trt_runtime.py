@@ -22,6 +22,7 @@ from reasoning_planner.config import PlannerConfig
 from reasoning_planner.datatypes import (Deadline, PlanStatus, Reason,
                                          TokenOrigin)
 from reasoning_planner.errors import MissingDependencyError, ModelError
+from reasoning_planner.export.build_engines import Tools, build_engines
 from reasoning_planner.planner import Planner
 from reasoning_planner.runtimes.base import tree_visibility
 from reasoning_planner.runtimes.device_memory import create_device_memory
@@ -180,6 +181,24 @@ def test_graphs_and_none_compute_the_same(checkpoint, engines, prompt, features)
         steps.append([runtime.extend(np.array([7])).top_log_probs for _ in range(4)])
         assert ("graph" in memory.log) == memory.has_graphs
     assert np.array_equal(*map(np.array, steps))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_graphs_go_through_the_same_cycle(kind, checkpoint, prompt, images, ort_features,
+                                                   tmp_path):
+    """Graphs of the exporter, built and run by the double, which hands them to ONNX Runtime."""
+    memory = DoubleMemory()
+    platform = dataclasses.replace(load_platforms()[KINDS[kind]], precision="float32")
+    try:
+        build_engines(platform, checkpoint, tmp_path, measure=False,
+                      tools=Tools(trt=double_of(memory)))
+    except ModelError as error:
+        if "exports no others" not in str(error):
+            raise
+        pytest.skip(str(error))
+    runtime = TrtRuntime.load(checkpoint, tmp_path, memory=memory, trt=double_of(memory))
+    a_cycle_agrees(runtime, create_runtime("ort", checkpoint, threads=1), prompt,
+                   runtime.encode_images(images), ort_features)
 
 
 # What is queued
@@ -406,8 +425,6 @@ def real_engines(request, checkpoint, tmp_path_factory):
         create_device_memory()
     except MissingDependencyError as missing:
         pytest.skip(str(missing))
-    from reasoning_planner.export.build_engines import build_engines
-
     platform = dataclasses.replace(load_platforms()["x86"], graphs=request.param)
     out = tmp_path_factory.mktemp("real") / request.param
     build_engines(platform, checkpoint, out)
