@@ -212,9 +212,11 @@ class PlannerNode(LifecycleNode):
                         description={**self._description, **getattr(model, "description", {})})
         if isinstance(model, InferenceProcess):
             health = model.health()
-            return replace(engine, absent=model.absent, problem=health.problem, pid=health.pid,
-                           starts=health.starts)
-        return replace(engine, absent=model.why if isinstance(model, AbsentModel) else "")
+            engine = replace(engine, absent=model.absent, problem=health.problem, pid=health.pid,
+                             starts=health.starts)
+        elif isinstance(model, AbsentModel):
+            engine = replace(engine, absent=model.why)
+        return replace(engine, description={}) if engine.absent else engine     # refused
 
     # Clock -------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ def test_engines_of_another_checkpoint_plan_nothing(engines, tmp_path):
     assert plan.status == PlannedTrajectory.STATUS_KINEMATIC and status.planner == "kinematic"
     assert any(reason.startswith("no model loaded") and "engines of another checkpoint" in reason
                for reason in plan.reasons), plan.reasons
+    assert status.engine_hash == status.checkpoint_hash == ""
     first = next(line for line in errors.splitlines() if "another checkpoint" in line)
     assert "[ERROR]" in first and "no model, the kinematic planner plans" in first
     assert "build-engines --checkpoint" in first
