@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--augment", type=float, default=0.5, metavar="SHARE",
                         help="of the samples that lose cameras or colours, as in the target's own "
                         "training (default %(default)s)")
-    parser.add_argument("--layers", type=int, default=1, help="of the draft (default %(default)s)")
+    parser.add_argument("--layers", type=int, default=2, help="of the draft (default %(default)s)")
     parser.add_argument("--feature-layers", type=_numbers, default=None, metavar="N,N",
                         help="of the target (0 = first), whose outputs the draft reads (default: "
                         "where 24, 30, 31, 32, 34 of 36 are)")
