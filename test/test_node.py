@@ -278,18 +278,29 @@ def test_without_autostart_it_waits_for_a_lifecycle_manager():
     assert code == 0 and "Traceback" not in errors, errors
 
 
-def test_a_namespace_keeps_two_planners_apart():
+def test_two_planners_in_two_namespaces_do_not_hear_each_other():
     domain = domain_id()
-    process = start_node(domain, arguments=("-r", "__ns:=/left"))
+    names = ("/left", "/right")
+    processes = [start_node(domain, {"diagnostics_period_s": 0.2}, ("-r", f"__ns:={name}"))
+                 for name in names]
     try:
-        with Vehicle(domain, namespace="/left") as left, Vehicle(domain) as right:
-            left.wait_for_planner()
+        with (Vehicle(domain, namespace=names[0]) as left,
+              Vehicle(domain, namespace=names[1]) as right, Vehicle(domain) as outside):
+            for vehicle in (left, right):
+                vehicle.wait_for_planner()
+            assert outside.odometry.get_subscription_count() == 0
             left.drive(0, 20)
             assert left.wait_for(lambda: left.plans)
-            right.spin(0.2)
-            assert not right.plans and not right.statuses
+            right.wait_for_reason("no camera image received")
+            assert not right.plans and not outside.plans and not outside.statuses
+            heard = len(left.new_plans())
+            right.drive(21, 41)
+            assert right.wait_for(lambda: right.plans)
+            left.spin(0.3)
+            assert len(left.new_plans()) == heard
     finally:
-        assert end(process)[0] == 0
+        ends = [end(process) for process in processes]
+    assert [code for code, _ in ends] == [0, 0], ends
 
 
 def test_it_can_be_configured_again_with_other_parameters():

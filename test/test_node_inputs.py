@@ -13,6 +13,7 @@ pytest.importorskip("reasoning_planner.msg", reason="needs the built workspace: 
 import rclpy
 from rclpy.context import Context
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
+from rclpy.serialization import serialize_message
 from ros_harness import IMAGE, STEP_NS, nanoseconds, running
 from sensor_msgs.msg import CompressedImage, Image
 
@@ -234,6 +235,28 @@ def test_after_a_jump_what_is_missing_is_said_anew(shared):
     shared.fresh()
     shared.wait_for_reason("no camera image received: nothing on")
     assert "no odometry received" in shared.last_reasons()
+
+
+def test_damaged_bytes_on_the_wire_are_survived(vehicle):
+    random = np.random.default_rng(3)
+    stamp_ns = vehicle.start_ns + 18 * STEP_NS + 1
+    vehicle.wait_for_reason("")
+    dropped = sum(vehicle.drops.values())
+    for publisher, kind in ((vehicle.odometry, "odometry"), (vehicle.cameras[2], "image")):
+        sent = []
+        make = vehicle.publish_odometry if kind == "odometry" else vehicle.publish_image
+        arguments = (stamp_ns,) if kind == "odometry" else (2, stamp_ns)
+        make(*arguments, edit=lambda msg: sent.append(serialize_message(msg)))
+        for number in range(150):
+            data = bytearray(sent[0])
+            for _ in range(random.integers(1, 6)):
+                data[random.integers(0, min(len(data), 700))] = random.integers(0, 256)
+            publisher.publish(bytes(data[:random.integers(4, len(data))] if number % 3 == 0
+                                    else data))
+            vehicle.spin(0.002)
+    assert vehicle.wait_for(lambda: sum(vehicle.drops.values()) > dropped + 50)
+    vehicle.fresh()
+    drive_on(vehicle, 0, 18)
 
 
 # Quality of service and types

@@ -2,7 +2,8 @@
 
 For each variant a planner_node is fed in real time while its model works without a pause, and the
 time from the publication of an odometry message to its callback is read from the node's own
-diagnostics. Models: nano on ONNX Runtime, and one that counts in Python, the worst there is.
+diagnostics. Models: nano on ONNX Runtime, one that counts in Python, the worst there is, and none
+at all: what the node and the machine take without inference.
 
     python -m reasoning_planner.evaluation.isolation_bench --seconds 20
 
@@ -29,10 +30,11 @@ def measure(isolation: str, model: str, args: argparse.Namespace) -> dict[str, A
     """One run; latencies in ms, and how many plans a second were made meanwhile."""
     env = environment()
     parameters: dict[str, object] = {
-        "isolation": isolation, "model.checkpoint": "nano", "model.threads": args.threads,
+        "isolation": isolation, "model.checkpoint": "" if model == "none" else "nano",
+        "model.threads": args.threads,
         "deadline_s": 30.0, "max_plan_age_s": 6.0, "diagnostics_period_s": 0.5}
     module = "reasoning_planner.node"
-    if model != "nano":
+    if model not in ("nano", "none"):
         env |= {"SLOW_MODEL_MS": "500", "SLOW_MODEL_KIND": model}
         module = "reasoning_planner.evaluation.slow_model"
     with NodeProcess(parameters, env, module) as node, Listener(env) as listener:
@@ -65,13 +67,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--isolation", choices=("process", "thread"), action="append")
-    parser.add_argument("--model", choices=("nano", "sleep", "busy"), action="append")
+    parser.add_argument("--model", choices=("none", "nano", "sleep", "busy"),
+                        action="append")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     rows = []
     try:
-        for model in args.model or ("nano", "busy"):
+        for model in args.model or ("none", "nano", "busy"):
             for isolation in args.isolation or ("thread", "process"):
+                if model == "none" and isolation != "process":
+                    continue        # there is nothing to isolate
                 rows.append(measure(isolation, model, args))
                 if not args.json:
                     print(_line(rows[-1]), flush=True)
