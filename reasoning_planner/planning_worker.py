@@ -1,9 +1,9 @@
-"""The planning thread: inputs in, plans out, and what is counted on the way.
+"""The planning threads: inputs in, plans out, and what is counted on the way.
 
 A cycle begins when the anchor camera's frame arrives; it waits up to `settle_s` for the other
 inputs of that moment, builds the observation, plans, and hands the plan to the outlet. Between two
-new plans the one in force is repeated, re-anchored, by whoever calls `repeat_if_due`. No ROS: the
-clock and the outlet are given.
+new plans a second thread repeats the one in force, re-anchored, when `repeat_if_due` finds it due:
+the milliseconds of that are not a callback's. No ROS: the clock and the outlet are given.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tally:
 
 
 class PlanningWorker:
-    """One thread, from `start` to `stop`; the other methods are for any thread."""
+    """Two threads, from `start` to `stop`; the other methods are for any thread."""
 
     def __init__(self, config: NodeConfig, model: Model | None, image_topics: Sequence[str],
                  outlet: Outlet, now_ns: Callable[[], int], cadence_s: Callable[[], float]):
@@ -82,7 +82,8 @@ class PlanningWorker:
         self._condition = threading.Condition()         # inputs
         self._lock = threading.Lock()                   # plans: in force, published, epoch
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._threads: tuple[threading.Thread, ...] = ()
+        self._repeat_due = threading.Event()
         self._arrived_s = 0.0
         self._forget_plans()
         self._tally = Tally()
@@ -97,17 +98,23 @@ class PlanningWorker:
         self._tally = Tally()
         self._cadence.reset()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="planning", daemon=True)
-        self._thread.start()
+        self._repeat_due.clear()
+        self._threads = tuple(
+            threading.Thread(target=self._run, args=(loop,), name=name, daemon=True)
+            for name, loop in (("planning", self._loop), ("repeating", self._repeat_loop)))
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """End the thread after the cycle in hand."""
+        """End the threads after the cycle in hand."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-            self._thread = None
+        self._repeat_due.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._threads = ()
 
     def reconfigure(self, config: NodeConfig) -> None:
         """Other deadlines, limits, policies; cameras, history and model stay as they are."""
@@ -140,9 +147,9 @@ class PlanningWorker:
 
     # Cycle -------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, loop: Callable[[], None]) -> None:
         try:
-            self._loop()
+            loop()
         except Exception as error:      # a node that silently no longer plans is worse than none
             self._outlet.fail(error)
 
@@ -240,18 +247,25 @@ class PlanningWorker:
     # Between two plans -------------------------------------------------------------------------
 
     def repeat_if_due(self) -> None:
-        """Publish the plan in force once more, from the vehicle's present pose on, or a stop.
+        """Where it is time, have the plan in force published once more; returns at once."""
+        if self._cadence.is_due(self._cadence_s()):
+            self._repeat_due.set()
+
+    def _repeat_loop(self) -> None:
+        while True:
+            self._repeat_due.wait()
+            self._repeat_due.clear()
+            if self._stopping:
+                return
+            with self._lock:
+                if self._cadence.is_due(self._cadence_s()):     # no new plan came in between
+                    self._repeat()
+
+    def _repeat(self) -> None:
+        """Publish the plan in force from the vehicle's present pose on, or a stop; holds the lock.
 
         Nothing while odometry says nothing new: without a pose there is nothing to plan from.
         """
-        if not self._cadence.is_due(self._cadence_s()) or not self._lock.acquire(blocking=False):
-            return                      # a new plan is just being published
-        try:
-            self._repeat()
-        finally:
-            self._lock.release()
-
-    def _repeat(self) -> None:
         in_force = self._in_force
         if in_force is None:
             return

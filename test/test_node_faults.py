@@ -25,7 +25,8 @@ ERROR = 2
 @pytest.fixture(scope="module")
 def shared():
     """A planner whose model does what the route text says."""
-    with running({"diagnostics_period_s": 0.2, "deadline_s": 5.0}, load="load") as vehicle:
+    with running({"diagnostics_period_s": 0.2, "deadline_s": 5.0, "settle_s": 0.5},
+                 load="load") as vehicle:
         vehicle.client = vehicle.node.create_client(SetParameters,
                                                     "/reasoning_planner/set_parameters")
         assert vehicle.wait_for(vehicle.client.service_is_ready)
@@ -168,7 +169,7 @@ def test_time_that_jumps_while_the_model_works_drops_its_plan(vehicle):
 
 
 def test_a_model_of_700_ms_does_not_slow_the_topic_down():
-    with running({"diagnostics_period_s": 0.2, "deadline_s": 5.0}, load="load",
+    with running({"diagnostics_period_s": 0.2, "deadline_s": 5.0, "settle_s": 0.5}, load="load",
                  env={"TEST_MODEL_MS": "700"}) as vehicle:
         vehicle.tick(vehicle.start_ns)
         vehicle.cruise(3.0)
