@@ -19,7 +19,8 @@ setup(
     packages=find_packages(include=["reasoning_planner", "reasoning_planner.*"]),
     data_files=[("share/reasoning_planner/engines",
                  sorted(map(str, Path("engines").glob("*.yaml"))))],
-    package_data={"reasoning_planner": ["evaluation/templates/*", "checkpoints/*/*"]},
+    package_data={"reasoning_planner": ["evaluation/templates/*", "checkpoints/*/*",
+                                        "checkpoints/*/draft/*"]},
     install_requires=[
         "jsonschema>=4",
         "numpy>=1.21",
