@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..datatypes import HORIZON_LENGTH, STEP_NS, STEP_S
 from ..errors import MissingDependencyError, PlannerError
 from ..export.build_engines import build_engines
 from ..runtimes.platforms import load_platforms
@@ -39,7 +41,6 @@ MIN_PLANS = 10                  # 36 of them have 1.5 s of history; a slow machi
 MODEL_RATE = 0.2                # a model on two processor cores is no real-time planner
 MODEL_DEADLINE_S = 3.0
 NOISE_SCALE = 0.0               # the middle of what the model deems likely, not a draw
-STEP_NS = 100_000_000
 
 
 class DemoError(PlannerError):
@@ -223,9 +224,12 @@ def check(records: Records, with_text: bool = False) -> None:
         raise DemoError(f"no plan has a text, expected some; reasons: {', '.join(sorted(why))}")
     for plan in records.plans:
         steps = np.diff(plan.time_from_start_ns)
-        if len(plan.positions) not in (64, 65) or not (steps == STEP_NS).all():
-            raise DemoError(f"plan {plan.plan_id}: {len(plan.positions)} points, expected 64 or "
-                            "65 at 0.1 s")
+        # One that came late starts at the newest odometry: what has passed meanwhile is gone.
+        fewest = HORIZON_LENGTH - math.ceil(plan.latency_ms * 1e-3 / STEP_S)
+        if not (fewest <= len(plan.positions) <= HORIZON_LENGTH + 1 and (steps == STEP_NS).all()):
+            raise DemoError(f"plan {plan.plan_id}, after {plan.latency_ms:.0f} ms: "
+                            f"{len(plan.positions)} points, expected {fewest} to "
+                            f"{HORIZON_LENGTH + 1} at 0.1 s")
         if not np.isfinite(plan.positions).all():
             raise DemoError(f"plan {plan.plan_id}: positions not finite")
 
