@@ -18,6 +18,7 @@ from reasoning_planner.models.config import ExpertConfig, preset
 from reasoning_planner.models.target import Target
 from reasoning_planner.models.vision import image_patches
 from reasoning_planner.training import losses, train_target
+from reasoning_planner.training.cached_keys import CachedKeys
 from reasoning_planner.training.checkpoint import (load_release, load_state, save_release,
                                                    save_state)
 from reasoning_planner.training.dataset import (SHORT_PROMPT, PromptLayout, ShardStore, make_batch,
@@ -58,7 +59,7 @@ def store():
 
 def _trainer(config, tokenizer, store, steps=(10, 30, 10), **changes):
     schedule = dataclasses.replace(Schedule(), steps=steps, batches=(8, 4, 4), warmup=5,
-                                   **changes)
+                                   **{"cached_samples": 8, **changes})
     return Trainer(config, tokenizer, schedule, store, seed=1)
 
 
@@ -110,6 +111,70 @@ def test_a_resumed_run_takes_the_same_next_step(config, tokenizer, store, tmp_pa
     assert trainer.train_step() == again.train_step()
     for name, value in trainer.target.state_dict().items():
         assert torch.equal(value, again.target.state_dict()[name]), name
+
+
+def test_cached_keys_give_the_loss_of_a_pass(config, tokenizer, store):
+    """As computed, and as kept in half precision; rows of unequal lengths, out of order."""
+    target = Target(config)
+    target.initialise(0)
+    layout = PromptLayout(tokenizer, config, SHORT_PROMPT)
+    batches = [make_batch(store, layout, rows, np.random.default_rng(2)) for rows in ([0, 5], [7])]
+    with torch.no_grad():
+        passes = [(batch, losses.text_pass(
+            target, *map(torch.from_numpy, (batch.input_ids, batch.label_mask)),
+            losses.encode_rows(target, torch.from_numpy(batch.images), len(batch.offset),
+                               torch.tensor([False] * 4)))) for batch in batches]
+    longest = max(batch.input_ids.shape[1] for batch in batches) + 3
+
+    def loss(given, offset, controls, v0_mps):
+        return losses.flow_loss(target, given, offset, controls, v0_mps, 2,
+                                torch.Generator().manual_seed(0))
+
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 1e-3)):
+        keys = CachedKeys.collect(passes, config.text, 3, longest, dtype)
+        for (batch, given), chosen in zip(passes, ([0, 1], [2])):
+            rows = keys.rows(np.array(chosen))
+            expected = loss(given, *map(torch.from_numpy, (batch.offset, batch.controls,
+                                                           batch.v0_mps)))
+            found = loss(rows, rows.offset, rows.controls, rows.v0_mps)
+            assert found.item() == pytest.approx(expected.item(), rel=tolerance)
+        every = keys.rows(np.array([2, 0, 1]))
+        assert torch.equal(every.offset[0], torch.tensor(batches[1].offset[0]))
+        alone = keys.rows(np.array([2])).prompt_kv.layer(1)[0]
+        assert torch.equal(every.prompt_kv.layer(1)[0][:1, :, :alone.shape[2]], alone)
+
+
+def test_the_expert_stage_renews_its_samples(config, tokenizer, store, monkeypatch):
+    trainer = _trainer(config, tokenizer, store, (1, 1, 4), cache_renewals=1)
+    trainer.begin("expert")
+    drawn, frozen_pass = [], trainer._frozen_pass
+    monkeypatch.setattr(trainer, "_frozen_pass", lambda indexes, rng: (
+        drawn.append(indexes), frozen_pass(indexes, rng))[1])
+    seen = []
+    for _ in range(4):
+        trainer.train_step()
+        seen.append(len(drawn))
+    assert seen == [1, 1, 2, 2] and not np.array_equal(*drawn)
+    assert all(len(set(indexes)) == 8 for indexes in drawn)
+
+
+def test_released_are_the_experts_averaged_weights(config, tokenizer, store):
+    trainer = _trainer(config, tokenizer, store, (1, 1, 6))
+    trainer.begin("expert")
+    name, values = "action_out_proj.weight", []
+    for _ in range(6):
+        trainer.train_step()
+        values.append(trainer.target.state_dict()[name].clone())
+    with trainer.averaged():
+        averaged = trainer.target.state_dict()[name].clone()
+    assert torch.equal(trainer.target.state_dict()[name], values[-1])
+    expected = values[0]
+    for step, value in enumerate(values):
+        kept = min(0.98, step / (step + 10))
+        expected = kept * expected + (1 - kept) * value
+    assert torch.allclose(averaged, expected, atol=1e-6)
+    assert not torch.equal(averaged, values[-1])
+    assert all(part.startswith(train_target.EXPERT_PARTS) for part in trainer.average)
 
 
 def test_a_stop_request_ends_training_between_steps(config, tokenizer, store):
@@ -297,7 +362,7 @@ def test_the_command_trains_stops_and_resumes(config, tmp_path, monkeypatch, cap
     parser = argparse.ArgumentParser()
     train_target.add_arguments(parser)
     common = ["--out", str(tmp_path), "--shards", "1", "--steps", "2", "1", "1",
-              "--validate-scenes", "2"]
+              "--validate-scenes", "2", "--set", "cached_samples=4"]
     assert train_target.run(parser.parse_args([*common, "--minutes", "0"])) == 0
     assert "not finished" in capsys.readouterr().out
     assert train_target.run(parser.parse_args([*common, "--resume"])) == 0

@@ -8,6 +8,7 @@ It knows no data set and no optimiser.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,18 @@ class TextPass:
     opening: torch.Tensor
     prompt_kv: PromptKV
     rope_delta: torch.Tensor
+
+
+class Prompted(Protocol):
+    """What the action expert reads of B prompts with their answers; see TextPass."""
+
+    @property
+    def prompt_kv(self) -> PromptKV:
+        """Keys and values."""
+
+    @property
+    def rope_delta(self) -> torch.Tensor:
+        """(B,) int64."""
 
 
 def encode_rows(target: Target, images: torch.Tensor, rows: int, trained: torch.Tensor
@@ -141,7 +154,7 @@ def control_weights(v0_mps: torch.Tensor, num_waypoints: int) -> torch.Tensor:
     return weights / weights.mean()
 
 
-def flow_loss(target: Target, given: TextPass, offset: torch.Tensor, controls: torch.Tensor,
+def flow_loss(target: Target, given: Prompted, offset: torch.Tensor, controls: torch.Tensor,
               v0_mps: torch.Tensor, draws: int, generator: torch.Generator) -> torch.Tensor:
     """Mean squared error of the expert's velocity, under `control_weights`.
 

@@ -3,7 +3,8 @@
   tower   the vision tower alone, on what the world knows about front and tele images
   joint   the whole model on the reasoning text, first on prompts of 4 images, then of 16; the
           action expert joins soon, reading detached keys and values
-  expert  the action expert alone, several noise draws for each prompt
+  expert  the action expert alone, on keys and values computed once for many steps; released are
+          its weights averaged over the last steps
 
 Interrupt it, or give --minutes: it saves, and --resume goes on with the same next step. For more
 than one process: torchrun --nproc-per-node N -m reasoning_planner.training.train_target ...
@@ -12,6 +13,7 @@ than one process: torchrun --nproc-per-node N -m reasoning_planner.training.trai
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -33,8 +35,10 @@ from ..errors import DataError, PlannerError
 from ..models.config import ModelConfig, preset
 from ..models.target import Target, count_parameters
 from ..tokenization.text_tokenizer import TextTokenizer
+from ..world.language import all_sentences
 from ..world.scene import KINDS
 from . import losses
+from .cached_keys import CachedKeys
 from .checkpoint import load_release, load_state, save_release, save_state
 from .dataset import (FIRST_HELD_OUT_SEED, FULL_PROMPT, NUM_ONE_HOT, SHORT_PROMPT, Batch,
                       PromptLayout, Shard, ShardStore, augment_images, data_version, load_shard,
@@ -50,6 +54,7 @@ FRONT_AND_TELE = ((1, 3), (3, 3))
 # What a vehicle ahead is doing shows in few pixels: most of the wrong manoeuvres are here.
 HARD_KINDS = ("lead_follow", "lead_slow", "lead_braking", "lead_stopped", "green_light",
               "curve_left", "curve_right", "oncoming")
+CACHED_AT_ONCE = 24
 EXPERT_PARTS = ("expert.", "action_in_proj.", "action_out_proj.")
 
 
@@ -66,6 +71,10 @@ class Schedule:
             `full_share` of the steps, and after which there are no others.
         hard_share: of the joint stage's rows, drawn from HARD_KINDS besides their own share.
         expert_from: share of the joint stage after which the expert learns too.
+        cached_samples: of the expert stage, over all processes, whose keys and values are kept
+            in memory (0.9 MB each for nano); 0 computes them anew in each step.
+        cache_renewals: how often in the stage other samples take their place.
+        average_decay: of the expert's released weights, the running mean of the stage's.
     """
 
     steps: tuple[int, int, int] = (860, 870, 390)
@@ -81,6 +90,9 @@ class Schedule:
     hard_share: float = 0.0
     joint_draws: int = 2
     expert_draws: int = 4
+    cached_samples: int = 2400
+    cache_renewals: int = 1
+    average_decay: float = 0.98
     privileged_weight: float = 0.3
     weight_decay: float = 0.02
     clip_norm: float = 1.0
@@ -158,6 +170,8 @@ class Trainer:
         self.config, self.tokenizer, self.schedule = config, tokenizer, schedule
         self.store, self.seed, self.world_size, self.rank = store, seed, world_size, rank
         self.stage, self.step = 0, 0
+        self.average: dict[str, torch.Tensor] = {}
+        self._cache: tuple[int, CachedKeys] | None = None       # its number in the stage
         self.target = Target(config)
         self.target.initialise(seed)
         smooth_history_bins(self.target, seed)
@@ -221,7 +235,7 @@ class Trainer:
         """Everything, as plain values and tensors."""
         return {"target": self.target.state_dict(), "heads": self.heads.state_dict(),
                 "optimiser": self.optimiser.state_dict(), "stage": self.stage, "step": self.step,
-                "seed": self.seed, "sentences": self.sentences,
+                "seed": self.seed, "sentences": self.sentences, "average": self.average,
                 "config": self.config.to_dict(), "schedule": dataclasses.asdict(self.schedule)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,6 +244,8 @@ class Trainer:
         self.seed, self.sentences = state["seed"], state["sentences"]
         self.target.load_state_dict(state["target"])
         self.heads.load_state_dict(state["heads"])
+        self.average = state.get("average", {})
+        self._cache = None
         self.optimiser = self._new_optimiser()
         if self.optimiser.state_dict()["param_groups"] and not self.finished:
             self.optimiser.load_state_dict(state["optimiser"])
@@ -237,6 +253,7 @@ class Trainer:
     def begin(self, stage: str) -> None:
         """Start a stage anew, its optimiser fresh."""
         self.stage, self.step = STAGES.index(stage), 0
+        self.average, self._cache = {}, None
         self.optimiser = self._new_optimiser()
 
     # Steps
@@ -276,8 +293,35 @@ class Trainer:
             group["lr"] = self.schedule.rates[self.stage] * share * group["share"]
         if all(math.isfinite(norm) for norm in norms):
             self.optimiser.step()
+            self._follow()
         self.step += 1
         return {"loss": float(loss.detach()), "grad_norm": norms[0], **measured}
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the averaged weights; the first steps count fully, not the stage's start."""
+        if STAGES[self.stage] != "expert":
+            return
+        kept = min(self.schedule.average_decay, self.step / (self.step + 10.0))
+        for name, parameter in self.trained():
+            if name not in self.average:
+                self.average[name] = parameter.detach().clone()
+            self.average[name].lerp_(parameter.detach(), 1.0 - kept)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The target with its averaged weights, where there are any."""
+        own = dict(self.target.named_parameters())
+        held = {name: own[name].detach().clone() for name in self.average}
+        with torch.no_grad():
+            for name, value in self.average.items():
+                own[name].copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in held.items():
+                    own[name].copy_(value)
 
     def _draw(self, rows: int, rng: np.random.Generator) -> np.ndarray:
         """Samples of a step; in the joint stage `hard_share` of them of HARD_KINDS."""
@@ -351,18 +395,57 @@ class Trainer:
 
     def _expert_loss(self, indexes: np.ndarray, rng: np.random.Generator
                      ) -> tuple[torch.Tensor, dict[str, float]]:
-        batch = make_batch(self.store, self.full, indexes, rng)
-        with torch.no_grad():
-            given = self._text_pass(batch, self.full, with_tower=False)
-        velocity = self._flow_loss(batch, given, self.schedule.expert_draws, rng)
+        draws = self.schedule.expert_draws
+        if self.schedule.cached_samples:
+            keys = self._cached_keys()
+            given = keys.rows(rng.integers(len(keys), size=len(indexes)))
+            generator = torch.Generator().manual_seed(int(rng.integers(2 ** 62)))
+            velocity = losses.flow_loss(self.target, given, given.offset, given.controls,
+                                        given.v0_mps, draws, generator)
+        else:
+            batch, passed = self._frozen_pass(indexes, rng)
+            velocity = self._flow_loss(batch, passed, draws, rng)
         return velocity, {"flow": float(velocity.detach())}
+
+    @torch.no_grad()
+    def _frozen_pass(self, indexes: np.ndarray, rng: np.random.Generator
+                     ) -> tuple[Batch, losses.TextPass]:
+        batch = make_batch(self.store, self.full, indexes, rng)
+        return batch, self._text_pass(batch, self.full, with_tower=False)
+
+    def _cached_keys(self) -> CachedKeys:
+        """This step's samples; a resumed run computes the same ones again."""
+        schedule = self.schedule
+        each = math.ceil(max(schedule.steps[self.stage], 1) / (schedule.cache_renewals + 1))
+        number = self.step // each
+        if self._cache is None or self._cache[0] != number:
+            self._cache = None                      # its memory is free before the next is taken
+            self._cache = number, self._collect(number)
+        return self._cache[1]
+
+    def _collect(self, number: int) -> CachedKeys:
+        count = max(self.schedule.cached_samples // self.world_size, 1)
+        rng = np.random.default_rng((self.seed, self.stage, number, self.rank + 1, 1))
+        drawn = rng.permutation(len(self.store))[:count] if count <= len(self.store) else (
+            rng.integers(len(self.store), size=count))
+        starts = range(0, count, CACHED_AT_ONCE)
+        passes = (self._frozen_pass(drawn[start:start + CACHED_AT_ONCE], rng) for start in
+                  tqdm(starts, desc="keys and values", leave=False,
+                       disable=self.rank > 0 or not sys.stderr.isatty()))
+        return CachedKeys.collect(passes, self.config.text, count, self._longest())
+
+    def _longest(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        longest = max(map(len, map(self.full.answer, all_sentences())))
+        return self.full.length + longest
 
     def validate(self, shard: Shard) -> dict[str, float]:
         """Text and plans on held-out samples, prompts as this stage sees them."""
         whole = STAGES[self.stage] == "expert" or self.progress > self.schedule.full_from
         planned = STAGES[self.stage] == "expert" or self.progress > self.schedule.expert_from
         layout = self.full if whole else self.short
-        found = predict_all(self.target, self.tokenizer, layout, shard, act=planned)
+        with self.averaged():
+            found = predict_all(self.target, self.tokenizer, layout, shard, act=planned)
         values = {"coc_exact_match": float(exact_matches(found.texts, shard).mean()),
                   "manoeuvre_accuracy": float(right_manoeuvres(found.texts, shard).mean())}
         if planned:
@@ -450,7 +533,8 @@ def _release(trainer: Trainer, args: argparse.Namespace, root: Path, figures: di
             "schedule": dataclasses.asdict(trainer.schedule), "figures": figures,
             "parameters": count_parameters(trainer.target.named_parameters()),
             "commit": git_commit()}
-    save_release(trainer.target, trainer.tokenizer, args.out / "release", info)
+    with trainer.averaged():
+        save_release(trainer.target, trainer.tokenizer, args.out / "release", info)
 
 
 def run(args: argparse.Namespace) -> int:
