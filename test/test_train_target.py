@@ -158,6 +158,11 @@ def test_the_expert_stage_renews_its_samples(config, tokenizer, store, monkeypat
     assert all(len(set(indexes)) == 8 for indexes in drawn)
 
 
+def test_a_cache_beyond_memory_is_refused(config, tokenizer, store):
+    with pytest.raises(DataError, match="cached_samples: given 10000000, .* GB"):
+        _trainer(config, tokenizer, store, cached_samples=10 ** 7)
+
+
 def test_released_are_the_experts_averaged_weights(config, tokenizer, store):
     trainer = _trainer(config, tokenizer, store, (1, 1, 6))
     trainer.begin("expert")

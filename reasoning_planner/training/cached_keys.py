@@ -17,6 +17,11 @@ from .dataset import Batch
 from .losses import TextPass
 
 
+def bytes_of(text: TextConfig, tokens: int) -> int:
+    """Memory of one sample of so many tokens in half precision."""
+    return text.num_layers * 2 * text.num_kv_heads * tokens * text.head_dim * 2
+
+
 class StoredKV:
     """Keys and values of B rows; see PromptKV."""
 

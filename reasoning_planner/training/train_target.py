@@ -38,7 +38,7 @@ from ..tokenization.text_tokenizer import TextTokenizer
 from ..world.language import all_sentences
 from ..world.scene import KINDS
 from . import losses
-from .cached_keys import CachedKeys
+from .cached_keys import CachedKeys, bytes_of
 from .checkpoint import load_release, load_state, save_release, save_state
 from .dataset import (FIRST_HELD_OUT_SEED, FULL_PROMPT, NUM_ONE_HOT, SHORT_PROMPT, Batch,
                       PromptLayout, Shard, ShardStore, augment_images, data_version, load_shard,
@@ -54,7 +54,7 @@ FRONT_AND_TELE = ((1, 3), (3, 3))
 # What a vehicle ahead is doing shows in few pixels: most of the wrong manoeuvres are here.
 HARD_KINDS = ("lead_follow", "lead_slow", "lead_braking", "lead_stopped", "green_light",
               "curve_left", "curve_right", "oncoming")
-CACHED_AT_ONCE = 24
+CACHED_AT_ONCE, MAX_CACHED_BYTES = 24, 6e9      # the bytes: over all processes
 EXPERT_PARTS = ("expert.", "action_in_proj.", "action_out_proj.")
 
 
@@ -183,7 +183,17 @@ class Trainer:
         self.heads = losses.PrivilegedHeads(self.target, num_labels, NUM_ONE_HOT, 400)
         self.full = PromptLayout(tokenizer, config, FULL_PROMPT)
         self.short = PromptLayout(tokenizer, config, SHORT_PROMPT)
+        self._check_cache()
         self.optimiser = self._new_optimiser()
+
+    def _check_cache(self) -> None:
+        """Refuse at the start what would not fit hours later."""
+        count = self.schedule.cached_samples
+        size = count * bytes_of(self.config.text, self._longest())
+        if size > MAX_CACHED_BYTES:
+            raise DataError(f"cached_samples: given {count}, which take {size / 1e9:.1f} GB, "
+                            f"expected at most {MAX_CACHED_BYTES / 1e9:.0f} GB; fewer, or 0 to "
+                            "compute keys and values in each step")
 
     def _some_images(self, count: int) -> torch.Tensor:
         """(count, H, W, 3) uint8, front and tele images in turn."""
