@@ -239,6 +239,8 @@ class NodeConfig(PlannerConfig):
     status_period_s: float = 0.5        # status heartbeat, also while no cycle runs
     diagnostics_period_s: float = 0.5   # of /diagnostics
     route_text: str = ""                # navigation instruction, e.g. "Turn right in 30m"
+    output_format: str = "native"       # or autoware: its Trajectory and CandidateTrajectories
+    wheel_base_m: float = 0.0           # for Autoware's front wheel angle, 0: left at 0
     model: ModelSettings = field(default_factory=ModelSettings)
 
     def __post_init__(self) -> None:
@@ -248,12 +250,13 @@ class NodeConfig(PlannerConfig):
         except ConfigError as error:
             problems.extend(error.problems)
         _one_of(problems, "isolation", self.isolation, ("process", "thread"))
+        _one_of(problems, "output_format", self.output_format, ("native", "autoware"))
         for name in ("image_reliability", "odometry_reliability"):
             _one_of(problems, name, getattr(self, name), ("auto", "reliable", "best_effort"))
         for name, low, high in (
                 ("load_timeout_s", 1.0, 3600.0), ("settle_s", 0.0, 0.5), ("silence_s", 0.05, 10.0),
                 ("publish_rate_hz", 1.0, 50.0), ("status_period_s", 0.05, 1.0),
-                ("diagnostics_period_s", 0.1, 10.0)):
+                ("diagnostics_period_s", 0.1, 10.0), ("wheel_base_m", 0.0, 20.0)):
             _between(problems, name, getattr(self, name), low, high)
         _finish(problems)
 

@@ -7,7 +7,7 @@ as messages from a subscription; only writing needs the message classes, importe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -116,26 +116,39 @@ def poses_in_map(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     return positions, turned
 
 
-def _points(plan: Plan) -> list[Any]:
-    """N reasoning_planner/PlannedTrajectoryPoint, poses in `plan.frame_id`."""
-    from builtin_interfaces.msg import Duration
-    from geometry_msgs.msg import Point, Pose, Quaternion
+def plan_columns(plan: Plan) -> Iterator[tuple]:
+    """A plan point by point, in Python's own numbers, since messages check each.
 
-    from .msg import PlannedTrajectoryPoint
-
+    Returns:
+        time from t0 in ns, position (x, y, z) in metres and orientation (x, y, z, w) in
+        `plan.frame_id`, speed m/s, acceleration m/s^2, yaw rate rad/s, curvature 1/m.
+    """
     path = plan.trajectory
     columns = (path.time_from_start_ns, *poses_in_map(plan), path.speed_mps,
                path.acceleration_mps2, path.yaw_rate_rps, path.curvature_1pm)
-    points = []
-    for time_ns, (px, py, pz), (x, y, z, w), speed, acceleration, yaw_rate, curvature in zip(
-            *(column.tolist() for column in columns)):      # Python floats: messages check each
-        points.append(PlannedTrajectoryPoint(
-            time_from_start=Duration(**stamp_fields(time_ns)),
-            pose=Pose(position=Point(x=px, y=py, z=pz),
-                      orientation=Quaternion(x=x, y=y, z=z, w=w)),
-            velocity_mps=speed, acceleration_mps2=acceleration, yaw_rate_rps=yaw_rate,
-            curvature_1pm=curvature))
-    return points
+    return zip(*(column.tolist() for column in columns))
+
+
+def pose_msg(position: Sequence[float], quaternion_xyzw: Sequence[float]) -> Any:
+    """geometry_msgs/Pose."""
+    from geometry_msgs.msg import Point, Pose, Quaternion
+
+    (px, py, pz), (x, y, z, w) = position, quaternion_xyzw
+    return Pose(position=Point(x=px, y=py, z=pz), orientation=Quaternion(x=x, y=y, z=z, w=w))
+
+
+def _points(plan: Plan) -> list[Any]:
+    """N reasoning_planner/PlannedTrajectoryPoint, poses in `plan.frame_id`."""
+    from builtin_interfaces.msg import Duration
+
+    from .msg import PlannedTrajectoryPoint
+
+    return [PlannedTrajectoryPoint(
+        time_from_start=Duration(**stamp_fields(time_ns)), pose=pose_msg(position, orientation),
+        velocity_mps=speed, acceleration_mps2=acceleration, yaw_rate_rps=yaw_rate,
+        curvature_1pm=curvature)
+        for time_ns, position, orientation, speed, acceleration, yaw_rate, curvature
+        in plan_columns(plan)]
 
 
 def deliberation_score(reasoning: Reasoning) -> float:

@@ -25,11 +25,12 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image
 
 from . import conversions
+from .autoware_output import AutowareOutput
 from .config import NodeConfig
 from .datatypes import Plan
 from .debug_topics import DebugTopics
 from .diagnoses import Diagnosis, Level
-from .errors import ConfigError, ModelError
+from .errors import ConfigError, MissingDependencyError, ModelError
 from .inference_process import InferenceProcess, Load
 from .model_loading import AbsentModel, describe, load_model
 from .msg import PlannedTrajectory, PlannerStatus, ReasoningTrace
@@ -68,6 +69,7 @@ class PlannerNode(LifecycleNode):
         self._active = False
         self._worker: PlanningWorker | None = None
         self._model: Model | None = None
+        self._autoware: AutowareOutput | None = None
         self._inputs: list[AdaptiveSubscription] = []
         self._own_timers: list[Any] = []        # Node has _timers
         self._description: dict[str, str] = {}
@@ -95,18 +97,26 @@ class PlannerNode(LifecycleNode):
             for problem in error.problems:
                 self.get_logger().error(problem)
             return TransitionCallbackReturn.FAILURE
+        try:
+            if self.config.output_format == "autoware":
+                self._autoware = AutowareOutput(self, self.config.wheel_base_m)
+        except MissingDependencyError as error:
+            self.get_logger().error(str(error))
+            return TransitionCallbackReturn.FAILURE
         self._model = self._make_model()
         if self._stop_asked.is_set():
             self._close_model()
             return TransitionCallbackReturn.FAILURE
         qos = QoSProfile(depth=OUTPUT_DEPTH)
+        in_autoware = self.config.output_format == "autoware"
+        own_topic = "planned_trajectory" if in_autoware else "trajectory"
         self._trajectory_publisher = self.create_lifecycle_publisher(
-            PlannedTrajectory, "~/output/trajectory", qos, event_callbacks=no_events())
+            PlannedTrajectory, f"~/output/{own_topic}", qos, event_callbacks=no_events())
         self._reasoning_publisher = self.create_lifecycle_publisher(
             ReasoningTrace, "~/output/reasoning", qos, event_callbacks=no_events())
         self._debug = DebugTopics(self)
         self._watched = [OutputWatch(self, f"~/output/{name}", qos)
-                         for name in ("trajectory", "reasoning", "status")]
+                         for name in (own_topic, "reasoning", "status")]
         topics = [self.resolve_topic_name(f"~/input/image{slot}")
                   for slot in range(self.config.cameras.count)]
         self._worker = PlanningWorker(self.config, self._model, topics, self, self.now_ns,
@@ -146,6 +156,9 @@ class PlannerNode(LifecycleNode):
         self._worker = None
         self._close_model()
         self._debug.destroy()
+        if self._autoware is not None:
+            self._autoware.destroy()
+            self._autoware = None
         for publisher in (self._trajectory_publisher, self._reasoning_publisher):
             self.destroy_lifecycle_publisher(publisher)
         return super().on_cleanup(state)
@@ -258,6 +271,8 @@ class PlannerNode(LifecycleNode):
                     self._reasoning_publisher.publish(reasoning)
                     self._debug.publish_times(plan, latency_ms)
                 self._trajectory_publisher.publish(trajectory)
+                if self._autoware is not None:
+                    self._autoware.publish(plan)
                 self._debug.publish_age(plan, now_ns)
             return self._active
 

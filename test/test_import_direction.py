@@ -8,9 +8,10 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "reasoning_planner"
 BASE = {"datatypes", "config", "errors"}
 ROS_EDGE = {"node", "conversions", "bag_player", "plan_recorder", "spinning", "subscriptions",
-            "parameters", "debug_topics"}
+            "parameters", "debug_topics", "autoware_output"}
 ROS = {"rclpy", "rcl_interfaces", "builtin_interfaces", "sensor_msgs", "nav_msgs", "std_msgs",
-       "geometry_msgs", "rosgraph_msgs", "unique_identifier_msgs", "lifecycle_msgs",
+       "geometry_msgs", "rosgraph_msgs", "autoware_planning_msgs",
+       "autoware_internal_planning_msgs", "unique_identifier_msgs", "lifecycle_msgs",
        "rosidl_runtime_py", "diagnostic_msgs", "visualization_msgs"}
 NOT_USED = {"cv_bridge", "tf2_ros", "message_filters"}     # what other nodes stumbled over
 TOP = {"evaluation", "training", "export"}
@@ -29,13 +30,14 @@ ALLOWED = {
     "spinning": {"errors"}, "cadence": set(), "diagnoses": set(), "subscriptions": set(),
     "parameters": {"config", "errors"},
     "debug_topics": {"conversions", "datatypes", "subscriptions"},
+    "autoware_output": {"conversions", "datatypes", "errors", "subscriptions"},
     "model_loading": BASE | {"planner", "vla", "runtimes"},
     "inference_process": BASE | {"planner", "model_loading"},
     "planning_worker": BASE | {"planner", "perception", "conversions", "cadence"},
     "watchdogs": BASE | {"conversions", "diagnoses"},
     "node": BASE | {"planner", "model_loading", "inference_process", "planning_worker",
                     "conversions", "msg", "spinning", "parameters", "subscriptions",
-                    "debug_topics", "diagnoses", "watchdogs"},
+                    "debug_topics", "diagnoses", "watchdogs", "autoware_output"},
     "bag_salvage": {"errors"}, "bags": BASE | {"bag_salvage"},
     "bag_player": BASE | {"bags", "spinning"},
 }
