@@ -15,6 +15,8 @@ RESPAWN_DELAY_S = 2.0
 OVERRIDES = {
     "compressed": ("cameras.compressed", bool, "true: the image topics are CompressedImage"),
     "checkpoint": ("model.checkpoint", str, "folder of a checkpoint with its graphs, or nano"),
+    "output_format": ("output_format", str, "native or autoware"),
+    "route_source": ("route_source", str, "parameter, text or lanelet_route"),
     "runtime": ("model.runtime", str, "engine that runs it"),
 }
 
@@ -27,6 +29,11 @@ def generate_launch_description() -> LaunchDescription:
                               default_value=f"/sensing/camera/camera{slot}/image_raw",
                               description=f"image topic of slot {slot}, the {name} camera")
         for slot, name in enumerate(CAMERA_SLOTS)]
+    cameras += [
+        DeclareLaunchArgument(f"camera_info{slot}",
+                              default_value=f"/sensing/camera/camera{slot}/camera_info",
+                              description=f"calibration topic of slot {slot}")
+        for slot in range(len(CAMERA_SLOTS))]
     arguments = [
         DeclareLaunchArgument("param_file",
                               default_value=str(share / "config" / "planner.param.yaml"),
@@ -67,6 +74,6 @@ def _planner(context: LaunchContext) -> list[Node]:
             *([overrides] if overrides else []),
         ],
         remappings=[("~/input/odometry", LaunchConfiguration("odometry"))]
-        + [(f"~/input/image{slot}", LaunchConfiguration(f"image{slot}"))
-           for slot in range(len(CAMERA_SLOTS))],
+        + [(f"~/input/{name}{slot}", LaunchConfiguration(f"{name}{slot}"))
+           for name in ("image", "camera_info") for slot in range(len(CAMERA_SLOTS))],
     )]

@@ -239,6 +239,8 @@ class NodeConfig(PlannerConfig):
     status_period_s: float = 0.5        # status heartbeat, also while no cycle runs
     diagnostics_period_s: float = 0.5   # of /diagnostics
     route_text: str = ""                # navigation instruction, e.g. "Turn right in 30m"
+    route_source: str = "parameter"     # route_text, or a topic: text, lanelet_route
+    check_calibration: bool = True      # camera_info and /tf_static against the model's cameras
     output_format: str = "native"       # or autoware: its Trajectory and CandidateTrajectories
     wheel_base_m: float = 0.0           # for Autoware's front wheel angle, 0: left at 0
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -251,6 +253,8 @@ class NodeConfig(PlannerConfig):
             problems.extend(error.problems)
         _one_of(problems, "isolation", self.isolation, ("process", "thread"))
         _one_of(problems, "output_format", self.output_format, ("native", "autoware"))
+        _one_of(problems, "route_source", self.route_source,
+                ("parameter", "text", "lanelet_route"))
         for name in ("image_reliability", "odometry_reliability"):
             _one_of(problems, name, getattr(self, name), ("auto", "reliable", "best_effort"))
         for name, low, high in (

@@ -26,8 +26,9 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from . import conversions
 from .autoware_output import AutowareOutput
+from .calibration_input import CalibrationInput
 from .config import NodeConfig
-from .datatypes import Plan
+from .datatypes import OdometrySample, Plan
 from .debug_topics import DebugTopics
 from .diagnoses import Diagnosis, Level
 from .errors import ConfigError, MissingDependencyError, ModelError
@@ -37,6 +38,7 @@ from .msg import PlannedTrajectory, PlannerStatus, ReasoningTrace
 from .parameters import foreign_files, read_parameters, watch_parameters
 from .planner import Model
 from .planning_worker import PlanningWorker
+from .route_input import RouteInput
 from .spinning import spin_until_signalled
 from .subscriptions import AdaptiveSubscription, OutputWatch, no_events
 from .watchdogs import Engine, Transport, diagnose
@@ -70,6 +72,8 @@ class PlannerNode(LifecycleNode):
         self._worker: PlanningWorker | None = None
         self._model: Model | None = None
         self._autoware: AutowareOutput | None = None
+        self._route: RouteInput | None = None
+        self._calibration: CalibrationInput | None = None
         self._inputs: list[AdaptiveSubscription] = []
         self._own_timers: list[Any] = []        # Node has _timers
         self._description: dict[str, str] = {}
@@ -120,7 +124,7 @@ class PlannerNode(LifecycleNode):
         topics = [self.resolve_topic_name(f"~/input/image{slot}")
                   for slot in range(self.config.cameras.count)]
         self._worker = PlanningWorker(self.config, self._model, topics, self, self.now_ns,
-                                      self._cadence_s)
+                                      self._cadence_s, self._route_text)
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -135,7 +139,12 @@ class PlannerNode(LifecycleNode):
         if isinstance(self._model, InferenceProcess):
             self._model.resume()
         self._worker.start()
-        self._inputs = self._subscribe()
+        try:
+            self._inputs = self._subscribe()
+        except MissingDependencyError as error:
+            self.get_logger().error(str(error))
+            self._stop()
+            return TransitionCallbackReturn.FAILURE
         # Steady time: status and diagnostics go on when simulated time or the system's stands
         # still or is set back.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -298,11 +307,20 @@ class PlannerNode(LifecycleNode):
             item.tend()
         diagnoses = diagnose(self._worker.status(), self.config, self._engine(),
                              self._transport(), self._parameter_problems)
+        diagnoses += self._more_diagnoses()
         self._log_changes(diagnoses)
         msg = conversions.diagnostics_to_msg(diagnoses, self.get_name(), self.now_ns())
         with self._publish_lock:
             if self._active:
                 self._diagnostics_publisher.publish(msg)
+
+    def _more_diagnoses(self) -> tuple[Diagnosis, ...]:
+        found = []
+        if self._calibration is not None:
+            found.append(self._calibration.diagnosis())
+        if self._route is not None:
+            found.append(self._route.diagnosis(self.config.route_text))
+        return tuple(found)
 
     def _transport(self) -> Transport:
         lost = {item.topic: item.lost for item in self._inputs}
@@ -341,10 +359,20 @@ class PlannerNode(LifecycleNode):
             lambda msg, slot=slot: self.store_image(slot, msg),
             depth=CAMERA_DEPTH, reliability=config.image_reliability)
             for slot in range(config.cameras.count)]
-        return [*cameras, AdaptiveSubscription(
+        odometry = AdaptiveSubscription(
             self, Odometry, "~/input/odometry",
             self.store_timed_odometry if MESSAGE_INFO else self.store_odometry,
-            depth=ODOMETRY_DEPTH, reliability=config.odometry_reliability)]
+            depth=ODOMETRY_DEPTH, reliability=config.odometry_reliability)
+        self._route = RouteInput(self, config.route_source, config.model.prompt_version)
+        self._calibration = None
+        if config.check_calibration:
+            self._calibration = CalibrationInput(self, config.cameras.count, config.base_frame,
+                                                 config.model.camera_slots)
+        return [*cameras, odometry, *self._route.subscriptions,
+                *(self._calibration.subscriptions if self._calibration else ())]
+
+    def _route_text(self, parameter: str) -> str:
+        return parameter if self._route is None else self._route.text(parameter)
 
     def store_timed_odometry(self, msg: Odometry, info: Any) -> None:
         """Odometry callback that also sees how long the message was under way."""
@@ -357,6 +385,8 @@ class PlannerNode(LifecycleNode):
             sample = conversions.odometry_from_msg(msg, self.config.frame_id,
                                                    self.config.base_frame)
             self._worker.builder.add_odometry(sample)
+            if self._route is not None and isinstance(sample, OdometrySample):
+                self._route.moved(sample)
             self._worker.wake()
             self._worker.repeat_if_due()    # a repeat needs a new pose: this is when one comes
 

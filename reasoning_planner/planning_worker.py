@@ -69,14 +69,16 @@ class PlanningWorker:
     """Two threads, from `start` to `stop`; the other methods are for any thread."""
 
     def __init__(self, config: NodeConfig, model: Model | None, image_topics: Sequence[str],
-                 outlet: Outlet, now_ns: Callable[[], int], cadence_s: Callable[[], float]):
+                 outlet: Outlet, now_ns: Callable[[], int], cadence_s: Callable[[], float],
+                 route: Callable[[str], str] = lambda parameter: parameter):
         """
         Args:
             now_ns: the node's clock, 0 while it has not begun.
             cadence_s: seconds in which `publish_rate_hz` is counted.
+            route: the instruction in force, given the parameter `route_text`.
         """
         self._config, self._outlet = config, outlet
-        self._now_ns, self._cadence_s = now_ns, cadence_s
+        self._now_ns, self._cadence_s, self._route = now_ns, cadence_s, route
         self.builder = ObservationBuilder(config, image_topics)
         self.planner = Planner(config, model)
         self._condition = threading.Condition()         # inputs
@@ -180,7 +182,7 @@ class PlanningWorker:
         """One planning cycle, from inputs to publication."""
         self._tally.cycles += 1
         epoch = self.builder.epoch
-        observation = self.builder.build(t0_ns, route_text=self._config.route_text)
+        observation = self.builder.build(t0_ns, route_text=self._route(self._config.route_text))
         if isinstance(observation, Refusal):        # counted by the builder
             self._reasons, self._blocked = (observation,), True
         else:

@@ -1,4 +1,4 @@
-"""Autoware's message packages, generated here from their fields: the same types on the wire.
+"""Autoware's message packages, and tf2's, generated from their fields: the same on the wire.
 
 Built by colcon once for each set of definitions, below the repository's .ros.
 """
@@ -17,6 +17,8 @@ GENERATORS = "\n".join(f"find_package({name} REQUIRED)" for name in (
     "rosidl_typesupport_c", "rosidl_typesupport_fastrtps_c", "rosidl_generator_py"))
 # package -> (packages it needs, message -> fields). Names and types as Autoware publishes them.
 PACKAGES = {
+    "tf2_msgs": (("geometry_msgs",), {
+        "TFMessage": ("geometry_msgs/TransformStamped[] transforms",)}),
     "autoware_planning_msgs": (("builtin_interfaces", "geometry_msgs", "std_msgs",
                                 "unique_identifier_msgs"), {
         "TrajectoryPoint": (

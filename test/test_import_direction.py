@@ -8,10 +8,11 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "reasoning_planner"
 BASE = {"datatypes", "config", "errors"}
 ROS_EDGE = {"node", "conversions", "bag_player", "plan_recorder", "spinning", "subscriptions",
-            "parameters", "debug_topics", "autoware_output"}
+            "parameters", "debug_topics", "autoware_output", "route_input",
+            "calibration_input"}
 ROS = {"rclpy", "rcl_interfaces", "builtin_interfaces", "sensor_msgs", "nav_msgs", "std_msgs",
        "geometry_msgs", "rosgraph_msgs", "autoware_planning_msgs",
-       "autoware_internal_planning_msgs", "unique_identifier_msgs", "lifecycle_msgs",
+       "autoware_internal_planning_msgs", "tf2_msgs", "unique_identifier_msgs", "lifecycle_msgs",
        "rosidl_runtime_py", "diagnostic_msgs", "visualization_msgs"}
 NOT_USED = {"cv_bridge", "tf2_ros", "message_filters"}     # what other nodes stumbled over
 TOP = {"evaluation", "training", "export"}
@@ -31,13 +32,17 @@ ALLOWED = {
     "parameters": {"config", "errors"},
     "debug_topics": {"conversions", "datatypes", "subscriptions"},
     "autoware_output": {"conversions", "datatypes", "errors", "subscriptions"},
+    "route_input": {"conversions", "datatypes", "diagnoses", "errors", "subscriptions"},
+    "calibration_check": {"diagnoses", "datatypes", "perception"},
+    "calibration_input": {"calibration_check", "diagnoses", "subscriptions"},
     "model_loading": BASE | {"planner", "vla", "runtimes"},
     "inference_process": BASE | {"planner", "model_loading"},
     "planning_worker": BASE | {"planner", "perception", "conversions", "cadence"},
     "watchdogs": BASE | {"conversions", "diagnoses"},
     "node": BASE | {"planner", "model_loading", "inference_process", "planning_worker",
                     "conversions", "msg", "spinning", "parameters", "subscriptions",
-                    "debug_topics", "diagnoses", "watchdogs", "autoware_output"},
+                    "debug_topics", "diagnoses", "watchdogs", "autoware_output", "route_input",
+                    "calibration_input"},
     "bag_salvage": {"errors"}, "bags": BASE | {"bag_salvage"},
     "bag_player": BASE | {"bags", "spinning"},
 }

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
 NODES = {"planner_node": "node", "bag_player": "bag_player", "plan_recorder": "plan_recorder"}
 NODE_SOURCES = "".join((ROOT / "reasoning_planner" / f"{name}.py").read_text()
-                       for name in NODES.values())
+                       for name in (*NODES.values(), "autoware_output", "route_input",
+                                    "calibration_input"))
 
 
 def strings(tree):
@@ -63,7 +64,8 @@ def overrides(tree):
 
 
 def test_the_launch_files_are_there():
-    assert {"planner.launch.py", "replay.launch.py"} <= {path.name for path in LAUNCH_FILES}
+    assert {"planner.launch.py", "replay.launch.py", "autoware.launch.py"} <= {
+        path.name for path in LAUNCH_FILES}
 
 
 @pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
