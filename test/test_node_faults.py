@@ -201,7 +201,9 @@ def test_a_signal_during_inference_ends_the_node_cleanly(isolation):
         vehicle.process = process
         vehicle.wait_for_planner()
         vehicle.drive(0, 17, patience_s=0.05)
-        vehicle.wait_for(lambda: vehicle.cycles >= 16, 5.0)
+        assert vehicle.wait_for(lambda: vehicle.plans)
+        vehicle.drive(18, 19, patience_s=0.1)           # the model is at the next plan
+        vehicle.spin(0.2)
         before = len(vehicle.plans)
         code, errors = end(process, signal.SIGTERM)
         vehicle.spin(0.3)

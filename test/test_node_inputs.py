@@ -233,10 +233,10 @@ def test_simulated_time_set_back_and_forward(vehicle):                          
     assert vehicle.dropped("time jumped") >= 2
 
 
-def test_after_a_jump_what_is_missing_is_said_anew(shared):
-    shared.fresh()
-    shared.wait_for_reason("no camera image received: nothing on")
-    assert "no odometry received" in shared.last_reasons()
+def test_after_a_jump_what_is_missing_is_said_anew(vehicle):
+    vehicle.fresh()
+    vehicle.wait_for_reason("no camera image received: nothing on")
+    assert "no odometry received" in vehicle.last_reasons()
 
 
 def test_damaged_bytes_on_the_wire_are_survived(vehicle):
