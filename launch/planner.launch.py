@@ -15,6 +15,8 @@ RESPAWN_DELAY_S = 2.0
 OVERRIDES = {
     "compressed": ("cameras.compressed", bool, "true: the image topics are CompressedImage"),
     "checkpoint": ("model.checkpoint", str, "folder of a checkpoint with its graphs, or nano"),
+    "engines": ("model.engines", str, "folder that build-engines wrote"),
+    "runtime": ("model.runtime", str, "ort, torch or trt"),
     "output_format": ("output_format", str, "native or autoware"),
     "route_source": ("route_source", str, "parameter, text or lanelet_route"),
     "runtime": ("model.runtime", str, "engine that runs it"),
