@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 from ..errors import PlannerError
-from .node_runs import Drive, Listener, NodeProcess, environment
+from .node_runs import Drive, Listener, NodeProcess, environment, machine_load
 
 WARM_UP_S = 5.0
 START_TIMEOUT_S = 120.0
@@ -49,7 +49,7 @@ def measure(isolation: str, model: str, args: argparse.Namespace) -> dict[str, A
     return {"isolation": isolation, "model": model,
             **{f"{name}_ms": float(values[f"odometry callback {name}_ms"]) for name in COLUMNS},
             "samples": int(values["odometry callback samples"]),
-            "plans_per_s": round(plans / args.seconds, 2)}
+            "plans_per_s": round(plans / args.seconds, 2), "machine_load": machine_load()}
 
 
 def _published(listener: Listener) -> int:
@@ -91,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
 def _line(row: dict[str, Any]) -> str:
     latencies = "  ".join(f"{name} {row[f'{name}_ms']:7.2f}" for name in COLUMNS)
     return (f"{row['model']:<6}{row['isolation']:<9}odometry callback [ms]  {latencies}  "
-            f"({row['samples']} samples, {row['plans_per_s']} plans/s)")
+            f"({row['samples']} samples, {row['plans_per_s']} plans/s, machine's load "
+            f"{row['machine_load']})")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,13 @@ def environment() -> dict[str, str]:
     return env
 
 
+def machine_load() -> float:
+    """Processes that ran or wanted to in the last minute, of everybody: above the number of
+    processors, figures tell of the machine as much as of the node.
+    """
+    return round(os.getloadavg()[0], 2)
+
+
 class NodeProcess:
     """A node of this package; use it in a with block. Its end must be clean."""
 

@@ -19,7 +19,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from ..errors import PlannerError
-from .node_runs import Drive, Listener, NodeProcess, environment
+from .node_runs import Drive, Listener, NodeProcess, environment, machine_load
 
 WARM_UP_S = 5.0
 START_TIMEOUT_S = 120.0
@@ -48,6 +48,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         plans = list(listener.heard.plans)
     return {"model_ms": args.model_ms, "isolation": args.isolation, "seconds": args.seconds,
             "new_plans": sum(not plan.repeat for _, plan in plans),
+            "machine_load": machine_load(),
             **rates([arrived_s for arrived_s, _ in plans], args.seconds)}
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from ..datatypes import PlanStatus
 from ..errors import PlannerError
-from .node_runs import Drive, Listener, NodeProcess, NodeRunError, environment
+from .node_runs import (Drive, Listener, NodeProcess, NodeRunError, environment,
+                        machine_load)
 
 START_TIMEOUT_S = 120.0
 RECOVERY_TIMEOUT_S = 60.0
@@ -125,6 +126,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             kills.append(kill_once(run))
     slowest_s = max(kill["planned_s"] for kill in kills)
     return {"model": args.model, "kills": kills, "slowest_s": slowest_s,
+            "machine_load": machine_load(),
             "passed": slowest_s <= MAX_RECOVERY_S}
 
 
