@@ -79,6 +79,7 @@ class PlannerNode(LifecycleNode):
         self._description: dict[str, str] = {}
         self._jump_handle: Any = None           # dropped, rclpy's clock would call into nothing
         self._levels: dict[str, int] = {}       # last published, by diagnosis
+        self._starts_told = 0                   # of the model's process, on /diagnostics
         self._lost: dict[str, int] = {}
         self._odometry_latency_ms: deque[float] = deque(maxlen=LATENCY_SAMPLES)
         self.config = read_parameters(self)
@@ -240,6 +241,15 @@ class PlannerNode(LifecycleNode):
             engine = replace(engine, absent=model.why)
         return replace(engine, description={}) if engine.absent else engine     # refused
 
+    def _engine_with_news(self) -> Engine:
+        """A death that is over before the next diagnosis is told all the same, once."""
+        engine = self._engine()
+        died = 0 < self._starts_told < engine.starts
+        self._starts_told = engine.starts
+        if died and not engine.problem:
+            return replace(engine, problem="the model's process ended and was started again")
+        return engine
+
     # Clock -------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
@@ -305,7 +315,7 @@ class PlannerNode(LifecycleNode):
             self._model.tend()
         for item in self._inputs:
             item.tend()
-        diagnoses = diagnose(self._worker.status(), self.config, self._engine(),
+        diagnoses = diagnose(self._worker.status(), self.config, self._engine_with_news(),
                              self._transport(), self._parameter_problems)
         diagnoses += self._more_diagnoses()
         self._log_changes(diagnoses)

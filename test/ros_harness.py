@@ -136,6 +136,7 @@ class Vehicle:
         self.plans, self.traces, self.statuses = [], [], []
         self.cycles = 0                 # as the newest status has it
         self.diagnostics = {}           # newest of each name, without the node's
+        self.worst = {}                 # highest level of each name since `fresh`
         self.drops, self._drops_before = {}, {}
         for kind, name, kept in ((PlannedTrajectory, "trajectory", self.plans),
                                  (ReasoningTrace, "reasoning", self.traces),
@@ -146,7 +147,9 @@ class Vehicle:
 
     def _on_diagnostics(self, msg):
         for status in msg.status:
-            self.diagnostics[status.name.partition(": ")[2]] = status
+            name = status.name.partition(": ")[2]
+            self.diagnostics[name] = status
+            self.worst[name] = max(self.worst.get(name, 0), status.level[0])
 
     def _on_status(self, msg):
         self.cycles = msg.cycles
@@ -189,6 +192,7 @@ class Vehicle:
         for kept in (self.plans, self.traces, self.statuses):
             kept.clear()
         self.diagnostics.clear()
+        self.worst.clear()
         self._drops_before = dict(self.drops)
 
     def __enter__(self):

@@ -38,7 +38,8 @@ def vehicle(shared):
     """At 2 s of a new drive, planning as it should."""
     shared.fresh()
     shared.drive(0, 20)
-    assert shared.wait_for(lambda: status(shared) == OK)
+    end_ns = shared.start_ns + 20 * STEP_NS
+    assert shared.wait_for(lambda: shared.newest_plan_ns() == end_ns and status(shared) == OK)
     yield shared
     assert change(shared, route_text="", deadline_s=5.0, **{"policies.plan_not_finite":
                                                             "last_valid"}) == ""
@@ -116,7 +117,9 @@ def test_what_may_not_change_while_it_runs_is_refused(vehicle):
 
 
 def test_the_model_s_process_is_started_again_after_kill_9(vehicle):
+    assert vehicle.wait_for(lambda: vehicle.level("engine") == 0)
     before = vehicle.values("engine")
+    vehicle.worst.clear()
     killed_s = time.monotonic()
     os.kill(int(before["process id"]), signal.SIGKILL)
     step = 20
@@ -134,13 +137,15 @@ def test_the_model_s_process_is_started_again_after_kill_9(vehicle):
     assert vehicle.wait_for(lambda: vehicle.values("engine")["process starts"]
                             == str(int(before["process starts"]) + 1))
     assert vehicle.values("engine")["process id"] != before["process id"]
+    assert vehicle.worst["engine"] == ERROR
+    assert vehicle.wait_for(lambda: vehicle.level("engine") == 0)
 
 
 def test_an_engine_that_cannot_start_is_an_error():
     with running({"diagnostics_period_s": 0.2, "load_timeout_s": 1.0}, load="load_and_die",
                  ) as vehicle:
-        assert vehicle.wait_for(lambda: vehicle.level("engine") == ERROR)
-        assert "exit code 7, starting again" in vehicle.message("engine")
+        assert vehicle.wait_for(lambda: "exit code 7, starting again" in vehicle.message("engine"))
+        assert vehicle.level("engine") == ERROR
         vehicle.drive(0, 17)
         assert vehicle.wait_for(lambda: status(vehicle) == STOP)
 
