@@ -19,7 +19,6 @@ OVERRIDES = {
     "runtime": ("model.runtime", str, "ort, torch or trt"),
     "output_format": ("output_format", str, "native or autoware"),
     "route_source": ("route_source", str, "parameter, text or lanelet_route"),
-    "runtime": ("model.runtime", str, "engine that runs it"),
 }
 
 
