@@ -55,7 +55,7 @@ class DraftSchedule:
         total_variation: weight of that term; 0 leaves it out.
     """
 
-    steps: int = 2000
+    steps: int = 600
     rate: float = 3e-3
     rows: int = 16
     blocks: int = 6
