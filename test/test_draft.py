@@ -21,7 +21,7 @@ from reasoning_planner.models.draft_positions import (
 from reasoning_planner.models.draft_release import load_draft, save_draft
 from reasoning_planner.models.target import Target
 from reasoning_planner.runtimes.base import Step
-from reasoning_planner.runtimes.draft_base import block_of, target_sha256
+from reasoning_planner.runtimes.draft_base import Placement, block_of, target_sha256
 from reasoning_planner.runtimes.torch_draft import TorchDraft
 from reasoning_planner.runtimes.torch_runtime import TorchRuntime, load_target
 from reasoning_planner.speculative.acceptance import GreedyRule
@@ -159,6 +159,22 @@ def test_positions_of_each_rope():
         placed = place_prompt(name, visual, mrope, -2)
         assert placed.of(0, 10).tolist() == ids, name
         assert placed.of(7, 9).tolist() == [row[7:9] for row in ids], name
+
+
+def test_a_runtimes_placement_follows_the_prompt():
+    config = tiny_config()
+    draft = DraftConfig.for_target(config.text, rope="mrope", context="history_masked",
+                                   feature_layers=LAYERS)
+    for history in (6, 4, 6):
+        ids = a_prompt(config, history=history)
+        placed = Placement(draft, config, ids)
+        kept = ~history_tokens(ids, config.tokens)
+        positions, delta = mrope_of(config, ids)
+        assert np.array_equal(placed.prompt(), positions[:, kept])
+        assert np.array_equal(placed.advance(1), np.full((3, 1), len(ids) + delta))
+        assert placed.block()[0, 0] == len(ids) + 1 + delta
+    with pytest.raises(ModelError, match="draft prompt"):
+        Placement(draft, config, ids[:10])        # part of an image
 
 
 def test_history_lies_between_its_delimiters():

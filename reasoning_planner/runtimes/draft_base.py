@@ -6,6 +6,7 @@ Batch is 1. It knows no proposers and no trees.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from .stored_tensors import tensors_sha256
 from ..errors import ConfigError, ModelError
 from ..models.config import ModelConfig
 from ..models.draft_config import CONFIG_NAME, DraftConfig
-from ..models.draft_positions import (history_tokens, kept_in_context, place_prompt,
-                                      visual_tokens)
+from ..models.draft_positions import (DraftPositions, history_tokens, kept_in_context,
+                                      place_prompt, visual_tokens)
 from .positions import mrope_position_ids
 
 TOP_K = 4
@@ -82,15 +83,14 @@ class Placement:
         Raises:
             ModelError: the prompt's placeholders are no whole number of images.
         """
-        is_visual = visual_tokens(input_ids, model.tokens)
+        is_visual, is_history = (of(input_ids, model.tokens).tobytes()
+                                 for of in (visual_tokens, history_tokens))
         try:
-            mrope, rope_delta = mrope_position_ids(is_visual, model.vision.merged_grid)
+            self._positions, self.kept = _placed(config, model.vision.merged_grid, is_visual,
+                                                 is_history)
         except ValueError as error:
             raise ModelError(f"draft prompt: {error}") from error
-        self._positions = place_prompt(config.rope, is_visual, mrope, rope_delta)
         self._block_length = config.block_length
-        self.kept = kept_in_context(config, is_visual,
-                                    history_tokens(input_ids, model.tokens))
         self.length = 0     # tokens so far, those not kept too
 
     def prompt(self) -> np.ndarray:
@@ -106,6 +106,20 @@ class Placement:
     def block(self) -> np.ndarray:
         """(3, block_length) positions of a block behind them."""
         return self._positions.of(self.length, self.length + self._block_length)
+
+
+@functools.lru_cache(maxsize=4)
+def _placed(config: DraftConfig, grid: tuple[int, int], is_visual: bytes, is_history: bytes
+            ) -> tuple[DraftPositions, np.ndarray]:
+    """Positions, and (L,) bool of tokens kept, of a layout; 0.6 ms on nano, so they are kept too.
+
+    Args:
+        is_visual, is_history: (L,) bool each, as bytes.
+    """
+    visual, history = (np.frombuffer(mask, bool) for mask in (is_visual, is_history))
+    mrope, rope_delta = mrope_position_ids(visual, grid)
+    return (place_prompt(config.rope, visual, mrope, rope_delta),
+            kept_in_context(config, visual, history))
 
 
 def load_draft_config(folder: Path) -> DraftConfig:
