@@ -6,12 +6,14 @@ Loads releases and refuses to compare drafts that were not trained alike. It wri
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from ..errors import DataError
 from ..models.draft import Draft
@@ -80,10 +82,16 @@ class DraftJudge:
         configs = [load_draft_config(folder) for folder in folders]
         require_alike(folders, configs)
         require_target_weights(configs[0], folders[0], self._checkpoint)
-        rollouts = make_rollouts(self._target, self._layout, shard, range(len(shard)),
-                                 configs[0].feature_layers)
-        return [self._judge(load_draft(folder, config, self._target), rollouts)
-                for folder, config in zip(folders, configs)]
+        with tqdm(total=1 + len(folders), desc="texts, then drafts",
+                  disable=not sys.stderr.isatty()) as bar:
+            rollouts = make_rollouts(self._target, self._layout, shard, range(len(shard)),
+                                     configs[0].feature_layers)
+            judged = []
+            for folder, config in zip(folders, configs):
+                bar.update()
+                judged.append(self._judge(load_draft(folder, config, self._target), rollouts))
+            bar.update()
+        return judged
 
     def _judge(self, draft: Draft, rollouts: Rollouts) -> Judged:
         sequences = Sequences(draft, self._target, self._prompt)
