@@ -14,7 +14,8 @@ import numpy as np
 
 from .diagnoses import Diagnosis, Level, joined
 from .datatypes import Refusal
-from .perception.frames import matrix_from_quaternion, normalised_quaternion
+from .perception.frames import (compose, matrix_from_quaternion, normalised_quaternion,
+                                transform)
 
 YAW_TOLERANCE_RAD = math.radians(25.0)
 FOV_TOLERANCE = 0.35            # relative
@@ -31,11 +32,13 @@ class StaticTransform:
     Attributes:
         parent, child: frames.
         quaternion_xyzw: rotation parent from child.
+        translation: of the child's origin in the parent, metres.
     """
 
     parent: str
     child: str
     quaternion_xyzw: tuple[float, float, float, float]
+    translation: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,15 @@ class SeenCamera:
 
     Attributes:
         frame_id: optical frame: z ahead, x right, y down.
-        width: pixels; focal_px: fx.
+        width, height: pixels; focal_px: fx.
+        k: nine intrinsics of the rectified image, row by row; empty where they are not known.
     """
 
     frame_id: str
     width: int
     focal_px: float
+    height: int = 0
+    k: tuple[float, ...] = ()
 
     @property
     def fov_rad(self) -> float:
@@ -65,25 +71,32 @@ class Mountings:
     def __init__(self) -> None:
         self._parents: dict[str, StaticTransform] = {}
 
-    def add(self, transform: StaticTransform) -> None:
+    def add(self, mounted: StaticTransform) -> None:
         """A newer one of the same child replaces it; one that is no rotation is left out."""
-        quaternion = normalised_quaternion(np.array(transform.quaternion_xyzw, dtype=np.float64))
+        quaternion = normalised_quaternion(np.array(mounted.quaternion_xyzw, dtype=np.float64))
         if not isinstance(quaternion, Refusal):
-            self._parents[transform.child] = replace(
-                transform, quaternion_xyzw=tuple(quaternion.tolist()))
+            self._parents[mounted.child] = replace(
+                mounted, quaternion_xyzw=tuple(quaternion.tolist()))
+
+    def pose_of(self, frame: str, base_frame: str) -> np.ndarray | None:
+        """(4, 4) base from frame; None where there is no way."""
+        base_from_frame = np.eye(4)
+        for _ in range(len(self._parents) + 1):
+            if frame == base_frame:
+                return base_from_frame
+            mounted = self._parents.get(frame)
+            if mounted is None:
+                return None
+            base_from_frame = compose(transform(
+                matrix_from_quaternion(np.array(mounted.quaternion_xyzw)),
+                np.array(mounted.translation)), base_from_frame)
+            frame = mounted.parent
+        return None             # a circle
 
     def yaw_of(self, optical_frame: str, base_frame: str) -> float:
         """Of the optical axis in the base, rad, left positive; NaN where there is no way."""
-        axis, frame = np.array([0.0, 0.0, 1.0]), optical_frame
-        for _ in range(len(self._parents) + 1):
-            if frame == base_frame:
-                return math.atan2(axis[1], axis[0])
-            transform = self._parents.get(frame)
-            if transform is None:
-                return math.nan
-            axis = matrix_from_quaternion(np.array(transform.quaternion_xyzw)) @ axis
-            frame = transform.parent
-        return math.nan         # a circle
+        pose = self.pose_of(optical_frame, base_frame)
+        return math.nan if pose is None else math.atan2(pose[1, 2], pose[0, 2])
 
 
 def check_calibration(cameras: Mapping[int, SeenCamera], mountings: Mountings, base_frame: str,

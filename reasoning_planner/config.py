@@ -161,6 +161,23 @@ class ReanchorConfig:
 
 
 @dataclass(frozen=True)
+class VehicleConfig:
+    """Size, for what is drawn and for Autoware's wheel angle."""
+
+    width_m: float = 1.85
+    front_m: float = 3.8                # from the base frame to the front end
+    rear_m: float = 1.0                 # and to the rear end
+    wheel_base_m: float = 0.0           # for Autoware's front wheel angle, 0: left at 0
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        for name, low, high in (("width_m", 0.1, 10.0), ("front_m", 0.0, 50.0),
+                                ("rear_m", 0.0, 50.0), ("wheel_base_m", 0.0, 20.0)):
+            _between(problems, f"vehicle.{name}", getattr(self, name), low, high)
+        _finish(problems)
+
+
+@dataclass(frozen=True)
 class PlannerConfig:
     """Everything `planner.plan` needs besides the observation."""
 
@@ -242,7 +259,7 @@ class NodeConfig(PlannerConfig):
     route_source: str = "parameter"     # route_text, or a topic: text, lanelet_route
     check_calibration: bool = True      # camera_info and /tf_static against the model's cameras
     output_format: str = "native"       # or autoware: its Trajectory and CandidateTrajectories
-    wheel_base_m: float = 0.0           # for Autoware's front wheel angle, 0: left at 0
+    vehicle: VehicleConfig = field(default_factory=VehicleConfig)
     model: ModelSettings = field(default_factory=ModelSettings)
 
     def __post_init__(self) -> None:
@@ -260,7 +277,7 @@ class NodeConfig(PlannerConfig):
         for name, low, high in (
                 ("load_timeout_s", 1.0, 3600.0), ("settle_s", 0.0, 0.5), ("silence_s", 0.05, 10.0),
                 ("publish_rate_hz", 1.0, 50.0), ("status_period_s", 0.05, 1.0),
-                ("diagnostics_period_s", 0.1, 10.0), ("wheel_base_m", 0.0, 20.0)):
+                ("diagnostics_period_s", 0.1, 10.0)):
             _between(problems, name, getattr(self, name), low, high)
         _finish(problems)
 

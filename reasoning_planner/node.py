@@ -41,6 +41,7 @@ from .planning_worker import PlanningWorker
 from .route_input import RouteInput
 from .spinning import spin_until_signalled
 from .subscriptions import AdaptiveSubscription, OutputWatch, no_events
+from .visualisation import Visualisation
 from .watchdogs import Engine, Transport, diagnose
 
 BACKWARD_JUMP_S = 0.1
@@ -104,7 +105,7 @@ class PlannerNode(LifecycleNode):
             return TransitionCallbackReturn.FAILURE
         try:
             if self.config.output_format == "autoware":
-                self._autoware = AutowareOutput(self, self.config.wheel_base_m)
+                self._autoware = AutowareOutput(self, self.config.vehicle.wheel_base_m)
         except MissingDependencyError as error:
             self.get_logger().error(str(error))
             return TransitionCallbackReturn.FAILURE
@@ -120,6 +121,7 @@ class PlannerNode(LifecycleNode):
         self._reasoning_publisher = self.create_lifecycle_publisher(
             ReasoningTrace, "~/output/reasoning", qos, event_callbacks=no_events())
         self._debug = DebugTopics(self)
+        self._visualisation = Visualisation(self, self.config.vehicle)
         self._watched = [OutputWatch(self, f"~/output/{name}", qos)
                          for name in (own_topic, "reasoning", "status")]
         topics = [self.resolve_topic_name(f"~/input/image{slot}")
@@ -166,6 +168,7 @@ class PlannerNode(LifecycleNode):
         self._worker = None
         self._close_model()
         self._debug.destroy()
+        self._visualisation.destroy()
         if self._autoware is not None:
             self._autoware.destroy()
             self._autoware = None
@@ -289,11 +292,22 @@ class PlannerNode(LifecycleNode):
                 if reasoning is not None:
                     self._reasoning_publisher.publish(reasoning)
                     self._debug.publish_times(plan, latency_ms)
+                    self._publish_image(plan)
                 self._trajectory_publisher.publish(trajectory)
                 if self._autoware is not None:
                     self._autoware.publish(plan)
                 self._debug.publish_age(plan, now_ns)
+                self._visualisation.publish_markers(plan)
             return self._active
+
+    def _publish_image(self, plan: Plan) -> None:
+        """The image that set t0, with the plan in it, where somebody looks."""
+        observation = None if self._worker is None else self._worker.observed
+        if (self._visualisation.draws_images and observation is not None
+                and observation.stamp_ns == plan.observed_ns):
+            anchor = self.config.cameras.anchor
+            camera = None if self._calibration is None else self._calibration.camera(anchor)
+            self._visualisation.publish_image(plan, observation, anchor, camera)
 
     def publish_status(self) -> None:
         """Publish the present status; also the heartbeat timer's callback."""

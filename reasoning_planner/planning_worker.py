@@ -87,6 +87,7 @@ class PlanningWorker:
         self._threads: tuple[threading.Thread, ...] = ()
         self._repeat_due = threading.Event()
         self._arrived_s = 0.0
+        self.observed: Observation | None = None        # that the newest plan was made from
         self._forget_plans()
         self._tally = Tally()
         self._cadence = Cadence(config.publish_rate_hz)
@@ -190,6 +191,7 @@ class PlanningWorker:
         self._outlet.publish_status()
 
     def _plan(self, observation: Observation, epoch: int, arrived_s: float) -> None:
+        self.observed = observation
         plan = self.planner.plan(observation, Deadline.after(self._config.deadline_s),
                                  self._last_valid)
         with self._lock:

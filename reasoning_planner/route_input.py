@@ -13,7 +13,6 @@ import numpy as np
 from rclpy.node import Node
 from std_msgs.msg import String
 
-from .conversions import stamp_ns
 from .datatypes import OdometrySample
 from .diagnoses import Diagnosis, Level, joined
 from .errors import MissingDependencyError
@@ -38,7 +37,6 @@ class RouteInput:
         self._source, self._prompt_version = source, prompt_version
         self._text: str | None = None
         self._goal: tuple[float, float, float] | None = None     # x, y, yaw in the fixed frame
-        self._received_ns = 0
         self._pose: tuple[float, float, float] | None = None
         self.subscriptions: list[AdaptiveSubscription] = []
         if source == "text":
@@ -86,12 +84,11 @@ class RouteInput:
     def _on_route(self, msg: Any) -> None:
         goal, turned = msg.goal_pose.position, msg.goal_pose.orientation
         values = (goal.x, goal.y, turned.x, turned.y, turned.z, turned.w)
-        received_ns = stamp_ns(msg.header.stamp)
-        if not np.isfinite(values).all() or received_ns < self._received_ns:
+        if not np.isfinite(values).all():
             return
         yaw = math.atan2(2.0 * (turned.w * turned.z + turned.x * turned.y),
                          1.0 - 2.0 * (turned.y ** 2 + turned.z ** 2))
-        self._received_ns, self._goal = received_ns, (goal.x, goal.y, yaw)
+        self._goal = (goal.x, goal.y, yaw)
 
 
 def turn_towards(pose: tuple[float, float, float], goal: tuple[float, float, float]) -> str:

@@ -59,7 +59,7 @@ def test_the_generated_type_is_autowares_own_on_the_wire(prefix):
 
 def test_a_drive_as_autoware_hears_it(prefix):
     heard = []
-    with running({"output_format": "autoware", "wheel_base_m": WHEEL_BASE_M},
+    with running({"output_format": "autoware", "vehicle.wheel_base_m": WHEEL_BASE_M},
                  env=autoware_messages.environment(prefix)) as vehicle:
         with listening(vehicle.context.get_domain_id(), prefix, heard):
             assert vehicle.wait_for(lambda: of_kind(heard, "ready"), 30.0)
@@ -96,7 +96,7 @@ def test_a_turn_has_heading_rate_and_wheel_angle(prefix):
         msg.pose.pose.orientation.w = math.cos(angle / 2.0)
         msg.twist.twist.angular.z = rate_rps
 
-    with running({"output_format": "autoware", "wheel_base_m": WHEEL_BASE_M},
+    with running({"output_format": "autoware", "vehicle.wheel_base_m": WHEEL_BASE_M},
                  env=autoware_messages.environment(prefix)) as vehicle:
         with listening(vehicle.context.get_domain_id(), prefix, heard):
             assert vehicle.wait_for(lambda: of_kind(heard, "ready"), 30.0)

@@ -8,10 +8,11 @@ import pytest
 
 cv2 = pytest.importorskip("cv2")
 
+from reasoning_planner import path_drawing
 from reasoning_planner.evaluation import drawing
 
 # 100 px focal length, centre (160, 60); 1.5 m above the ground, 1 m ahead of the base, level.
-CAMERA = drawing.Camera(
+CAMERA = path_drawing.Camera(
     k=np.array([[100.0, 0, 160], [0, 100, 60], [0, 0, 1]]),
     base_from_camera=np.array([[0.0, 0, 1, 1.0], [-1, 0, 0, 0], [0, -1, 0, 1.5], [0, 0, 0, 1]]),
     size=(320, 120))
@@ -25,8 +26,8 @@ def straight_plan(n=65, speed=10.0):
 def draw(image, truth=None, width_m=2.0):
     positions, quaternions, speed = straight_plan()
     truth = np.full((2, 3), np.nan) if truth is None else truth
-    return drawing.draw_plan(image, CAMERA, np.eye(4), positions, quaternions, speed,
-                             np.arange(65) * 100_000_000, truth, width_m, (0.0, 20.0))
+    return path_drawing.draw_plan(image, CAMERA, np.eye(4), positions, quaternions, speed,
+                                  np.arange(65) * 100_000_000, truth, width_m, (0.0, 20.0))
 
 
 def test_project_by_hand():
@@ -53,16 +54,16 @@ def test_points_behind_the_camera_have_no_pixel():
 
 def test_clipping_cuts_at_the_near_plane():
     triangle = np.array([[0.0, 1.0, -1.0], [2.0, 1.0, 3.0], [-2.0, 1.0, 3.0]])
-    clipped = drawing.clip_near(triangle)
+    clipped = path_drawing.clip_near(triangle)
     assert clipped == pytest.approx(np.array([[-1, 1, 1], [1, 1, 1], [2, 1, 3], [-2, 1, 3]]))
-    segment = drawing.clip_near(triangle[:2], closed=False)
+    segment = path_drawing.clip_near(triangle[:2], closed=False)
     assert segment == pytest.approx(np.array([[1, 1, 1], [2, 1, 3]]))
-    assert drawing.clip_near(triangle - [0, 0, 9]).shape == (0, 3)
+    assert path_drawing.clip_near(triangle - [0, 0, 9]).shape == (0, 3)
 
 
 def test_ribbon_has_the_width_of_the_vehicle():
     turned = np.array([[0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)]])                 # left is -x
-    left, right = drawing.ribbon_edges(np.zeros((1, 3)), turned, 2.0)
+    left, right = path_drawing.ribbon_edges(np.zeros((1, 3)), turned, 2.0)
     assert left[0] == pytest.approx([-1.0, 0.0, 0.0])
     assert right[0] == pytest.approx([1.0, 0.0, 0.0])
 
@@ -78,7 +79,7 @@ def test_ribbon_lies_where_the_projection_says():
     assert columns.max() == pytest.approx(180, abs=1.5)
     assert not changed[:61, 130:163].any()                     # nothing above the horizon
     assert changed[119, 160]                                   # and on to the lower edge
-    expected = 100 * 0.45 + 0.55 * drawing.speed_colours(np.array([10.0]), 0.0, 20.0)[0]
+    expected = 100 * 0.45 + 0.55 * path_drawing.speed_colours(np.array([10.0]), 0.0, 20.0)[0]
     assert drawn[90, 160] == pytest.approx(expected, abs=1.0)
 
 
@@ -95,14 +96,14 @@ def test_a_path_wholly_behind_leaves_the_image_alone():
     image = np.full((120, 320, 3), 100, np.uint8)
     positions, quaternions, speed = straight_plan()
     positions[:, 0] -= 100.0
-    drawn = drawing.draw_plan(image, CAMERA, np.eye(4), positions, quaternions, speed,
-                              np.arange(65) * 100_000_000, positions, 2.0, (0.0, 20.0))
+    drawn = path_drawing.draw_plan(image, CAMERA, np.eye(4), positions, quaternions, speed,
+                                   np.arange(65) * 100_000_000, positions, 2.0, (0.0, 20.0))
     assert (drawn == image).all()
 
 
 def test_speed_colours_reach_both_ends():
-    colours = drawing.speed_colours(np.array([-5.0, 0.0, 10.0, 20.0, 99.0]), 0.0, 20.0)
-    assert colours.tolist() == [list(drawing.SPEED_STOPS[i]) for i in (0, 0, 2, 4, 4)]
+    colours = path_drawing.speed_colours(np.array([-5.0, 0.0, 10.0, 20.0, 99.0]), 0.0, 20.0)
+    assert colours.tolist() == [list(path_drawing.SPEED_STOPS[i]) for i in (0, 0, 2, 4, 4)]
 
 
 def test_jpeg_uri_scales_down():

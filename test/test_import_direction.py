@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "reasoning_planner"
 BASE = {"datatypes", "config", "errors"}
 ROS_EDGE = {"node", "conversions", "bag_player", "plan_recorder", "spinning", "subscriptions",
             "parameters", "debug_topics", "autoware_output", "route_input",
-            "calibration_input"}
+            "calibration_input", "visualisation"}
 ROS = {"rclpy", "rcl_interfaces", "builtin_interfaces", "sensor_msgs", "nav_msgs", "std_msgs",
        "geometry_msgs", "rosgraph_msgs", "autoware_planning_msgs",
        "autoware_internal_planning_msgs", "tf2_msgs", "unique_identifier_msgs", "lifecycle_msgs",
@@ -32,9 +32,12 @@ ALLOWED = {
     "parameters": {"config", "errors"},
     "debug_topics": {"conversions", "datatypes", "subscriptions"},
     "autoware_output": {"conversions", "datatypes", "errors", "subscriptions"},
-    "route_input": {"conversions", "datatypes", "diagnoses", "errors", "subscriptions"},
+    "route_input": {"datatypes", "diagnoses", "errors", "subscriptions"},
     "calibration_check": {"diagnoses", "datatypes", "perception"},
-    "calibration_input": {"calibration_check", "diagnoses", "subscriptions"},
+    "calibration_input": {"calibration_check", "diagnoses", "path_drawing", "subscriptions"},
+    "path_drawing": {"perception"},
+    "visualisation": {"config", "conversions", "datatypes", "path_drawing", "perception",
+                      "subscriptions"},
     "model_loading": BASE | {"planner", "vla", "runtimes"},
     "inference_process": BASE | {"planner", "model_loading"},
     "planning_worker": BASE | {"planner", "perception", "conversions", "cadence"},
@@ -42,7 +45,7 @@ ALLOWED = {
     "node": BASE | {"planner", "model_loading", "inference_process", "planning_worker",
                     "conversions", "msg", "spinning", "parameters", "subscriptions",
                     "debug_topics", "diagnoses", "watchdogs", "autoware_output", "route_input",
-                    "calibration_input"},
+                    "calibration_input", "visualisation"},
     "bag_salvage": {"errors"}, "bags": BASE | {"bag_salvage"},
     "bag_player": BASE | {"bags", "spinning"},
 }

@@ -17,13 +17,13 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 import cv2
 import numpy as np
 
+from .. import path_drawing
 from ..bags import Bag, open_bag
 from ..config import ModelSettings, NodeConfig
 from ..datatypes import Plan
 from ..errors import DataError, ModelError
 from ..model_loading import AbsentModel, load_model
 from ..planner import Model, Planner
-from . import drawing
 from .driving_log import Condition, DrivingLog
 from .fingerprint import bag_id, fingerprint_of
 from .latency import stage_quantiles
@@ -345,7 +345,7 @@ def _slot_topics(topics: TopicMap) -> list[str]:
 
 
 def _camera(found: Survey, topic: str,
-            base_frame: str) -> tuple[Optional[drawing.Camera], np.ndarray]:
+            base_frame: str) -> tuple[Optional[path_drawing.Camera], np.ndarray]:
     """The anchor camera as pictures need it, and its distortion; None where it is not known."""
     none = (None, np.zeros(0))
     if not topic:
@@ -356,7 +356,7 @@ def _camera(found: Survey, topic: str,
     if calibration is None or mounted is None or not calibration.is_pinhole or not (
             calibration.k[0, 0] > 0.0 and calibration.width and calibration.height):
         return none
-    camera = drawing.Camera(calibration.k, mounted, (calibration.width, calibration.height))
+    camera = path_drawing.Camera(calibration.k, mounted, (calibration.width, calibration.height))
     distortion = calibration.distortion
     return camera, distortion if distortion.any() else np.zeros(0)
 
@@ -380,15 +380,15 @@ def _require_one_clock(bag: Bag, found: Survey, topic: str, track: PoseTrack) ->
                         "takes the log times instead")
 
 
-def _plain_camera(camera: Optional[drawing.Camera]) -> Optional[dict[str, Any]]:
+def _plain_camera(camera: Optional[path_drawing.Camera]) -> Optional[dict[str, Any]]:
     return None if camera is None else {
         "k": camera.k.tolist(), "base_from_camera": camera.base_from_camera.tolist(),
         "size": list(camera.size)}
 
 
-def camera_of(plain: Optional[Mapping[str, Any]]) -> Optional[drawing.Camera]:
+def camera_of(plain: Optional[Mapping[str, Any]]) -> Optional[path_drawing.Camera]:
     """The camera of a result.json."""
-    return None if plain is None else drawing.Camera(
+    return None if plain is None else path_drawing.Camera(
         np.array(plain["k"]), np.array(plain["base_from_camera"]), tuple(plain["size"]))
 
 

@@ -11,13 +11,14 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from ..path_drawing import SPEED_STOPS
 from ..speculative.cost_curve import CostCurve
 from .bench_categories import CATEGORIES
 from .bench_charts import IntervalBar, StackedBar, interval_chart, stacked_chart
 from .bench_methods import AUTOREGRESSIVE, METHODS, PEERS
 from .bench_rows import TIME_PARTS
 from .bench_scenes import COLD, CONTINUOUS, PEER
-from .drawing import SPEED_STOPS, Series, line_chart
+from .drawing import Series, line_chart
 from .report import template
 from .summary import replace_text
 

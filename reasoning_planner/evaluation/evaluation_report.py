@@ -13,6 +13,7 @@ from typing import Any, Mapping, Optional, Sequence
 import cv2
 import numpy as np
 
+from .. import path_drawing
 from . import drawing
 from .aggregate import mean, means
 from .bag_job import camera_of
@@ -64,7 +65,7 @@ def render(summary: Mapping[str, Any], table: Table, results: Sequence[Mapping[s
         horizons=[f"{h:g}" for h in HORIZONS_S], run=run_rows(summary, results),
         notes=planner_notes(summary["planners"], {}), with_model=summary["model"] is not None,
         moments=[moment_view(m, by_name[m.row["bag"]], speed_range) for m in moments],
-        speed_range=speed_range, speed_stops=[f"rgb{stop}" for stop in drawing.SPEED_STOPS],
+        speed_range=speed_range, speed_stops=[f"rgb{stop}" for stop in path_drawing.SPEED_STOPS],
         error_svg=error_view(table, summary["model"] is not None),
         spread_svg=spread_view(table, horizon),
         comfort=_comfort_rows(table), share=share,
@@ -210,7 +211,7 @@ def moment_view(moment: Moment, result: Mapping[str, Any],
     image, camera = decoded(moment.jpeg), camera_of(result["camera"])
     image = None if image is None else _enlarged(image)
     if image is not None and camera is not None:
-        image = drawing.draw_plan(
+        image = path_drawing.draw_plan(
             image, camera.scaled_to(image), plan.map_from_base, plan.positions,
             plan.quaternions_xyzw, plan.speed_mps, plan.time_from_start_ns, scored.truth,
             result["vehicle_width_m"], speed_range)

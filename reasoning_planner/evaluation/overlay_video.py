@@ -13,9 +13,9 @@ from typing import Optional
 import cv2
 import numpy as np
 
+from .. import path_drawing
 from ..errors import DataError
 from ..perception import frames
-from . import drawing
 from .records import PlanRecord
 from .summary import ScoredPlan
 
@@ -33,7 +33,7 @@ _PLAN, _TRUTH, _INK = (110, 168, 255), (245, 245, 245), (232, 237, 242)
 class OverlayVideo:
     """Writes one frame a cycle; the file begins with the first one."""
 
-    def __init__(self, path: Path, camera: Optional[drawing.Camera], width_m: float):
+    def __init__(self, path: Path, camera: Optional[path_drawing.Camera], width_m: float):
         self._path = Path(path)
         self._camera, self._width_m = camera, width_m
         self._writer: Optional[cv2.VideoWriter] = None
@@ -70,7 +70,7 @@ class OverlayVideo:
         picture = cv2.resize(image, (WIDTH, height),
                              interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC)
         if self._camera is not None:
-            picture = drawing.draw_plan(
+            picture = path_drawing.draw_plan(
                 picture, self._camera.scaled_to(picture), plan.map_from_base, plan.positions,
                 plan.quaternions_xyzw, plan.speed_mps, plan.time_from_start_ns, truth,
                 self._width_m, _SPEEDS_MPS)

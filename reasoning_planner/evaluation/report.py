@@ -15,12 +15,13 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 import cv2
 import numpy as np
 
-from .. import bags
+from .. import bags, path_drawing
 from ..datatypes import OdometrySample
 from ..errors import DataError, MissingDependencyError
+from ..path_drawing import Camera
 from ..perception import frames
 from . import drawing
-from .drawing import Camera, Series
+from .drawing import Series
 from .metrics import HORIZONS_S, PoseTrack, horizon_errors, track_of_odometry
 from .records import STAGES, PlanRecord, Records, read_records
 from .summary import (ScoredPlan, build_summary, by_horizon, replace_text, score_plans,
@@ -222,7 +223,7 @@ def render_page(records: Records, drive: Drive, scored: Sequence[ScoredPlan],
         notes=planner_notes(summary["planners"], run_info), horizon=headline_horizon(summary),
         horizons=list(by_horizon(HORIZONS_S)), moments=moments,
         has_camera=drive.camera is not None, speed_range=speed_range,
-        speed_stops=[f"rgb{stop}" for stop in drawing.SPEED_STOPS],
+        speed_stops=[f"rgb{stop}" for stop in path_drawing.SPEED_STOPS],
         map_svg=map_view(scored, chosen, drive.track), error_svg=error_view(scored),
         histograms=latency_views(records.plans), stages=STAGES,
         strip_svg=strip_view(records, drive, start_ns), bag_losses=drive.losses,
@@ -355,7 +356,7 @@ def moment_view(scored: ScoredPlan, image: Optional[np.ndarray], camera: Optiona
     baseline = by_horizon(horizon_errors([scored.baseline_errors]).ade_m)
     reached = [name for name, value in errors.items() if np.isfinite(value)]
     if image is not None and camera is not None:
-        image = drawing.draw_plan(
+        image = path_drawing.draw_plan(
             image, camera, plan.map_from_base, plan.positions, plan.quaternions_xyzw,
             plan.speed_mps, plan.time_from_start_ns, scored.truth, width_m, speed_range)
     return {
