@@ -1,8 +1,8 @@
 """ONNX graphs put together node by node, their weights read in place from the checkpoint.
 
 A weight is an external initialiser that points into the safetensors file, followed by a Cast to
-float32 (which a runtime folds when it makes a session): nothing is stored twice, and a graph is a
-few hundred kilobytes whatever the model's size. Knows ONNX and the checkpoint, not the model.
+the graph's own dtype (which an engine folds when it is made): nothing is stored twice, and a graph
+is a few hundred kilobytes whatever the model's size. Knows ONNX and the checkpoint, not the model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ MICROSOFT = "com.microsoft"
 PRODUCER = "reasoning-planner"
 ONNX_OF_STORED = {"F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16,
                   "F32": TensorProto.FLOAT}
-BOOL, FLOAT, INT32, INT64, UINT8 = (TensorProto.BOOL, TensorProto.FLOAT, TensorProto.INT32,
-                                    TensorProto.INT64, TensorProto.UINT8)
+BOOL, FLOAT, FLOAT16, INT32, INT64, UINT8 = (
+    TensorProto.BOOL, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32,
+    TensorProto.INT64, TensorProto.UINT8)
 Dim = int | str
 
 
@@ -63,7 +64,15 @@ class GraphBuilder:
     """One graph, or a loop body that sees the values of the graph around it.
 
     Values are their names. Names are counted, so the same calls give the same bytes.
+
+    Attributes:
+        opset, ir_version: of the file.
+        dtype: what the graph computes in.
     """
+
+    opset = OPSET
+    ir_version = IR_VERSION
+    dtype = FLOAT
 
     def __init__(self, name: str, weights: StoredWeights, outer: GraphBuilder | None = None):
         self.name = name
@@ -132,11 +141,11 @@ class GraphBuilder:
         return self._weights[name].shape
 
     def weight(self, name: str) -> str:
-        """A weight in float32."""
-        return self._derive("Cast", self.stored(name), to=FLOAT)
+        """A weight in the graph's dtype."""
+        return self._derive("Cast", self.stored(name), to=self.dtype)
 
     def transposed(self, name: str) -> str:
-        """A matrix in float32, (out, in) -> (in, out)."""
+        """A matrix in the graph's dtype, (out, in) -> (in, out)."""
         return self._derive("Transpose", self.weight(name), perm=[1, 0])
 
     def linear(self, x: str, name: str, bias: bool = False) -> str:
@@ -182,10 +191,12 @@ class GraphBuilder:
 
     def serialised(self) -> bytes:
         """The model's file, the same bytes every time."""
-        model = helper.make_model(
-            self.graph(), ir_version=IR_VERSION, producer_name=PRODUCER,
-            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)])
+        model = helper.make_model(self.graph(), ir_version=self.ir_version,
+                                  producer_name=PRODUCER, opset_imports=self._opset_imports())
         return model.SerializeToString(deterministic=True)
+
+    def _opset_imports(self) -> list[onnx.OperatorSetIdProto]:
+        return [helper.make_opsetid("", self.opset), helper.make_opsetid(MICROSOFT, 1)]
 
     def signature(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Names, dtypes and shapes of the inputs and of the outputs."""
