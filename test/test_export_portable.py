@@ -1,5 +1,7 @@
 """The TensorRT decoder graphs, `trt` and `plain`, in float32 on ONNX Runtime against PyTorch."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,14 +9,22 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 onnx_runtime = tuple(map(int, pytest.importorskip("onnxruntime").__version__.split(".")[:2]))
 
+from reasoning_planner.evaluation import lossless
+from reasoning_planner.evaluation.bench_setup import Bench
 from reasoning_planner.export.graph_builder import StoredWeights
 from reasoning_planner.export.portable_builder import OPSETS
 from reasoning_planner.export.portable_decoder import portable_decoder
 from reasoning_planner.runtimes.base import tree_visibility
 from reasoning_planner.runtimes.factory import create_runtime
 from portable_runtime import PortableRuntime
+from test_lossless import SEED
 from test_runtimes import (LAYERS, NUM_IMAGES, assert_close, assert_steps_close, decode,
                            prompt_of)
+
+
+def skip_without_opset_24():
+    if onnx_runtime < (1, 24):
+        pytest.skip("this ONNX Runtime has no operators of opset 24")
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +35,8 @@ def oracle(exported_checkpoint):
 
 @pytest.fixture(scope="module", params=sorted(OPSETS))
 def runtime(request, exported_checkpoint):
-    if request.param == "trt" and onnx_runtime < (1, 24):
-        pytest.skip("ONNX Runtime before 1.24 has no operators of opset 24")
+    if request.param == "trt":
+        skip_without_opset_24()
     return PortableRuntime(exported_checkpoint, request.param, LAYERS)
 
 
@@ -61,7 +71,8 @@ def test_verified_block_and_rollback(runtime, oracle, prompt, features):
     assert_steps_close(*(each.extend(block, logits=True) for each in (runtime, oracle)))
     for each in (runtime, oracle):
         each.crop(len(prompt) + 2)
-    assert_steps_close(*(each.extend(block[::-1].copy(), logits=True) for each in (runtime, oracle)))
+    assert_steps_close(*(each.extend(block[::-1].copy(), logits=True)
+                         for each in (runtime, oracle)))
 
 
 def test_verified_tree_of_which_a_path_is_kept(runtime, oracle, prompt, features):
@@ -74,6 +85,17 @@ def test_verified_tree_of_which_a_path_is_kept(runtime, oracle, prompt, features
     for each in (runtime, oracle):
         each.keep(len(prompt), [0, 2, 4, 6])
     assert_steps_close(*(each.extend(np.array([4, 6]), logits=True) for each in (runtime, oracle)))
+
+
+@pytest.mark.parametrize("kind", sorted(OPSETS))
+def test_speculation_is_lossless_on_nano(kind):
+    if kind == "trt":
+        skip_without_opset_24()
+    bench = Bench.load("nano", threads=1, max_new_tokens=16)
+    bench = dataclasses.replace(bench, runtime=PortableRuntime(bench.parts.checkpoint, kind,
+                                                               bench.runtime._layers))
+    found = lossless.check_scenes(bench, 1, 0, (5,), SEED)
+    assert found["texts"] > 0 and found["mismatches"] == 0, found["differences"]
 
 
 @pytest.mark.parametrize("kind", sorted(OPSETS))

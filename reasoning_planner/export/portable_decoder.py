@@ -1,9 +1,9 @@
 """The text decoder for TensorRT: `trt` with its cache in place, `plain` with new rows given out.
 
 The same tensors under the same names as decoder_graph.py's, but for how the cache is reached:
-`trt` scatters into buffers of a fixed capacity and attends under one explicit mask over all slots;
-`plain` reads the past and gives the new tokens' rows out, for the runtime to copy. A masked slot is
-multiplied by 0, not skipped: buffers must start as zeros. Batch is 1.
+`trt` scatters into buffers of a fixed capacity and attends under one explicit mask over all
+slots; `plain` reads the past and gives the new tokens' rows out, for the runtime to copy. A masked
+slot is multiplied by 0, not skipped: buffers must start as zeros. Batch is 1.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _part(g: PortableBuilder, normed: str, attention: str, part: str, head_dim: 
 
 def _in_place(g: PortableBuilder, i: int, q: str, new: Sequence[str], past: Sequence[str],
               buffer: Sequence[int | str], scale: float) -> str:
-    """(1, Hq, n, D): the rows are scattered into the buffers, all slots attended under the mask."""
+    """(1, Hq, n, D): rows scattered into the buffers, all slots attended under the mask."""
     present = []
     for kind, value, cache in zip(("key", "value"), new, past):
         name = f"present_{kind}_{i}"
