@@ -1,4 +1,4 @@
-# make demo | test | bench | ros | lint | locks | clean. Everything is made below this folder: no root needed.
+# make demo | test | test-trt | bench | ros | lint | locks | clean. Everything is made below this folder: no root needed.
 # With a sourced ROS 2 distribution its rclpy is used; without one, real ROS 2 comes as wheels.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -11,13 +11,17 @@ RUN := source install/setup.bash && export PATH="$(CURDIR)/$(VENV)/bin:$$PATH" &
 SOURCES := package.xml CMakeLists.txt $(shell find msg launch config engines reasoning_planner \
 	-type f -not -name '*.pyc')
 
-.PHONY: demo test bench ros lint locks clean
+.PHONY: demo test test-trt bench ros lint locks clean
 
 demo: install/.built
 	$(RUN) reasoning-planner demo --out out/demo
 
 test: install/.built $(VENV)/.test
 	$(RUN) pytest test
+
+test-trt: install/.built $(VENV)/.test  ## TensorRT-RTX, proprietary: parses and builds, no GPU
+	$(PIP) --no-deps -r $(LOCKS)/trt.txt
+	$(RUN) pytest test/test_build_trt.py test/test_trt_build.py
 
 bench: install/.built $(VENV)/.test
 	$(RUN) reasoning-planner bench --out out/bench
