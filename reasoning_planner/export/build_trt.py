@@ -15,6 +15,7 @@ from ..errors import ModelError
 from ..runtimes.manifest import replace_file
 
 Range = tuple[int, int, int]        # smallest, usual, largest
+_LOGS: list[tuple[ModuleType, Any]] = []        # one a TensorRT module
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,18 @@ def profile_shapes(inputs: Sequence[Mapping[str, Any]], ranges: Mapping[str, Ran
 
 
 def _error_log(trt: ModuleType) -> Any:
-    """A logger that keeps TensorRT's errors, and the inputs it says it does not use."""
+    """The logger of this TensorRT, emptied: it keeps the first of a process and ignores others."""
+    log = next((known for module, known in _LOGS if module is trt), None)
+    if log is None:
+        log = _new_log(trt)
+        _LOGS.append((trt, log))
+    log.errors.clear()
+    log.unused.clear()
+    return log
+
+
+def _new_log(trt: ModuleType) -> Any:
+    """Keeps TensorRT's errors, and the inputs it says it does not use."""
 
     class ErrorLog(trt.ILogger):
         def __init__(self) -> None:
