@@ -45,6 +45,7 @@ PATH_TOLERANCE_M = 1e-3
 PATH_SPEED_MPS = 10.0           # the paths are compared as driven from this speed
 BAG_BLOCKS = (4, 8, 16)
 USELESS = "useless"
+USELESS_BLOCKS = (2, 8, 16)     # it takes a pass a token, whatever the block
 
 
 class UselessProposer:
@@ -146,6 +147,8 @@ def make_writers(bench: Bench, blocks: Iterable[int]) -> list[Writer]:
     writers = []
     for block in blocks:
         for name, largest in _proposers(bench).items():
+            if name == USELESS and block not in USELESS_BLOCKS:
+                continue
             for shape in (CHAIN, TREE):
                 if block <= largest and (block > 1 or shape == CHAIN):
                     shaped = Shaped(_make(bench, name, block), block, shape, vocabulary)
