@@ -47,8 +47,9 @@ def test_a_model_plans_and_its_reasoning_is_published(tmp_path):
         return
     assert plan.status == PlannedTrajectory.STATUS_DEGRADED and plan.planner == "tiny"
     assert any(reason.startswith("reasoning unfinished") for reason in plan.reasons)
-    assert len(trace.token_ids) == 6 == len(trace.tokens) == trace.rounds
-    assert set(trace.token_origins) == {ReasoningTrace.ORIGIN_DELIBERATIVE}
+    assert len(trace.token_ids) == 6 == len(trace.tokens)
+    assert 1 <= trace.rounds <= 6           # auto drafts from the text of the cycle before
+    assert trace.token_origins[0] == ReasoningTrace.ORIGIN_DELIBERATIVE
     assert min(trace.encode_ms, trace.prefill_ms, trace.reason_ms, trace.act_ms) > 0.0
     assert bytes(plan.reasoning_id.uuid) == bytes(plan.plan_id.uuid)
 

@@ -23,7 +23,7 @@ COLD, CONTINUOUS, PEER = "cold", "continuous", "peer"       # a row's `kind`
 FIRST_COLD_SEED = 10_800_000
 FIRST_DRIVE_SEED = 10_850_000
 FIRST_WARM_UP_SEED = 10_890_000         # scenes that are run and not counted
-CYCLES_A_DRIVE = 300                    # 30 s, then another road and other events
+CYCLES_A_DRIVE = 60                     # 6 s, then another road and other events
 
 
 @dataclass(frozen=True)

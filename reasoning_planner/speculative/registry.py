@@ -6,6 +6,7 @@ A new proposer is a file and a line of PROPOSERS.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Callable
 
@@ -52,9 +53,16 @@ class ProposerConfig:
 
 
 def _corpus(config: ProposerConfig) -> CorpusProposer:
-    trie = SuffixTrie(load_corpus(Path(config.corpus)), config.corpus_order)
-    return CorpusProposer(trie, CorpusConfig(config.num_speculative_tokens, config.max_nodes,
-                                             config.branches))
+    path = Path(config.corpus)
+    changed_ns = path.stat().st_mtime_ns if path.exists() else 0
+    return CorpusProposer(_trie(path, changed_ns, config.corpus_order), CorpusConfig(
+        config.num_speculative_tokens, config.max_nodes, config.branches))
+
+
+@lru_cache(maxsize=2)
+def _trie(path: Path, changed_ns: int, order: int) -> SuffixTrie:
+    """One for all proposers of a corpus: it does not change once it is made."""
+    return SuffixTrie(load_corpus(path), order)
 
 
 def _temporal(config: ProposerConfig) -> TemporalProposer:

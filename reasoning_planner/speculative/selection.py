@@ -20,6 +20,8 @@ from .registry import ProposerConfig, create_proposer
 CORPUS_NAME, DRAFT_FOLDER = "corpus.npz", "draft"
 # The better first: a token proposed by several counts as the first one's.
 _MERGED_ORDER = ("corpus", "flat_rope", "temporal")
+# Until `bench --calibrate` has measured: nano's draft costs about a target pass over one token.
+_UNMEASURED = CostCurve(draft_ms=1.0)
 _FILES = {"corpus": CORPUS_NAME, "flat_rope": DRAFT_FOLDER}
 _MADE_BY = {"corpus": "python -m reasoning_planner.training.corpus",
             "flat_rope": "reasoning-planner train-draft"}
@@ -69,7 +71,7 @@ class Selection:
         if len(self.names) == 1 or runtime == "torch":      # PyTorch has no engine's manifest
             return CostCurve()
         folder = graphs or find_engines(self.checkpoint, runtime) or self.checkpoint
-        return load_cost_curve(folder) or CostCurve()
+        return load_cost_curve(folder) or _UNMEASURED
 
 
 def select(choice: str, checkpoint: Path) -> Selection:
