@@ -78,8 +78,9 @@ def select(choice: str, checkpoint: Path) -> Selection:
     """Hold a choice against a checkpoint's files.
 
     Args:
-        choice: one of config.PROPOSERS; "auto" takes the corpus where there is one, the fastest
-            on nano (`reasoning-planner bench`), else a draft, else the previous text.
+        choice: one of config.PROPOSERS; "auto" merges the text before with the corpus, which is
+            the fastest on a drive with nano (`reasoning-planner bench`), or with a draft where
+            there is no corpus.
     Raises:
         ModelError: the choice is none, or a file it needs is not there, or is damaged.
     """
@@ -100,4 +101,5 @@ def select(choice: str, checkpoint: Path) -> Selection:
 
 
 def _best(there: dict[str, bool]) -> tuple[str, ...]:
-    return next(((name,) for name in ("corpus", "flat_rope") if there[name]), ("temporal",))
+    first = next(((name,) for name in ("corpus", "flat_rope") if there[name]), ())
+    return (*first, "temporal")
