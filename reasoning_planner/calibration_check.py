@@ -1,20 +1,20 @@
 """Are the cameras where the configuration says? Yaw and field of view against each slot's.
 
-A left and a right camera that are swapped show nowhere else: every image arrives, every plan is
-wrong. Pure; what is not known (no camera_info, no transform) is not judged.
+Two cameras that are swapped show nowhere else: every image arrives, every plan is wrong. Pure;
+what is not known (no camera_info, no transform) is not judged.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Iterator, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from .diagnoses import Diagnosis, Level, joined
 from .datatypes import Refusal
-from .perception.frames import (compose, matrix_from_quaternion, normalised_quaternion,
+from .perception.frames import (compose, matrix_from_quaternion, normalised_quaternion, optical,
                                 transform)
 
 YAW_TOLERANCE_RAD = math.radians(25.0)
@@ -46,8 +46,9 @@ class SeenCamera:
     """What a camera_info says.
 
     Attributes:
-        frame_id: optical frame: z ahead, x right, y down.
+        frame_id: the camera's, optical (z ahead, x right, y down) or with x ahead.
         width, height: pixels; focal_px: fx.
+        model: of the distortion, as ROS names it.
         k: nine intrinsics of the rectified image, row by row; empty where they are not known.
     """
 
@@ -56,12 +57,15 @@ class SeenCamera:
     focal_px: float
     height: int = 0
     k: tuple[float, ...] = ()
+    model: str = ""
 
     @property
     def fov_rad(self) -> float:
-        """Horizontal field of view of the pinhole; NaN where it is not known."""
+        """Horizontal field of view of the pinhole or fisheye; NaN where it is not known."""
         if self.focal_px <= 0.0 or self.width <= 0:
             return math.nan
+        if self.model == "equidistant":
+            return self.width / self.focal_px
         return 2.0 * math.atan(self.width / (2.0 * self.focal_px))
 
 
@@ -79,11 +83,14 @@ class Mountings:
                 mounted, quaternion_xyzw=tuple(quaternion.tolist()))
 
     def pose_of(self, frame: str, base_frame: str) -> np.ndarray | None:
-        """(4, 4) base from frame; None where there is no way."""
+        """(4, 4) base from a camera's optical axes; None where there is no way.
+
+        A frame with x ahead, as some drivers stamp images, is turned to its optical one.
+        """
         base_from_frame = np.eye(4)
         for _ in range(len(self._parents) + 1):
             if frame == base_frame:
-                return base_from_frame
+                return optical(base_from_frame)
             mounted = self._parents.get(frame)
             if mounted is None:
                 return None
@@ -108,9 +115,12 @@ def check_calibration(cameras: Mapping[int, SeenCamera], mountings: Mountings, b
         expected: our input's number -> the model's slot.
     """
     yaws = {i: mountings.yaw_of(camera.frame_id, base_frame) for i, camera in cameras.items()}
-    findings = [(Level.ERROR, text) for text in (*_swapped(yaws, expected),
-                                                 *_misdirected(yaws, expected))]
-    findings += [(Level.WARN, text) for text in _too_wide_or_narrow(cameras, expected)]
+    fovs = {i: camera.fov_rad for i, camera in cameras.items()}
+    turned, exchanged = _pairs(yaws, expected, _yaw_off), _pairs(fovs, expected, _fov_off)
+    findings = [(Level.ERROR, text) for text in (*_swapped(turned, yaws, expected, _direction),
+                                                 *_misdirected(turned, yaws, expected),
+                                                 *_swapped(exchanged, fovs, expected, _width))]
+    findings += [(Level.WARN, text) for text in _too_wide_or_narrow(exchanged, fovs, expected)]
     values = {}
     for i, camera in sorted(cameras.items()):
         values[f"image{i} yaw_deg"] = f"{math.degrees(yaws[i]):.1f}"
@@ -118,49 +128,64 @@ def check_calibration(cameras: Mapping[int, SeenCamera], mountings: Mountings, b
     return joined("calibration", findings, values)
 
 
-def _off(yaw_rad: float, slot: int) -> bool:
-    """Whether a known yaw is not the slot's."""
+def _yaw_off(yaw_rad: float, slot: int) -> bool:
+    """Whether a yaw is known and not the slot's."""
     apart = abs(math.remainder(yaw_rad - math.radians(SLOT_YAW_DEG[slot]), math.tau))
     return apart > YAW_TOLERANCE_RAD
 
 
-def _pairs(yaws: Mapping[int, float], expected: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Inputs that each look where the other should."""
-    known = [i for i in sorted(yaws) if i in expected and math.isfinite(yaws[i])]
+def _fov_off(fov_rad: float, slot: int) -> bool:
+    """Whether a field of view is known and not the slot's."""
+    wanted_rad = math.radians(SLOT_FOV_DEG[slot])
+    return abs(fov_rad - wanted_rad) > FOV_TOLERANCE * wanted_rad
+
+
+def _pairs(values: Mapping[int, float], expected: Mapping[int, int],
+           off: Callable[[float, int], bool]) -> list[tuple[int, int]]:
+    """Inputs that are each what the other should be."""
+    known = sorted(set(values) & set(expected))
     return [(a, b) for n, a in enumerate(known) for b in known[n + 1:]
-            if _off(yaws[a], expected[a]) and _off(yaws[b], expected[b])
-            and not _off(yaws[a], expected[b]) and not _off(yaws[b], expected[a])]
+            if off(values[a], expected[a]) and off(values[b], expected[b])
+            and not off(values[a], expected[b]) and not off(values[b], expected[a])]
 
 
-def _swapped(yaws: Mapping[int, float], expected: Mapping[int, int]) -> Iterator[str]:
-    for a, b in _pairs(yaws, expected):
+def _swapped(pairs: Sequence[tuple[int, int]], values: Mapping[int, float],
+             expected: Mapping[int, int], said: Callable[[float], str]) -> Iterator[str]:
+    for a, b in pairs:
         yield (f"image{a} and image{b} are swapped: image{a}, the {SLOT_NAMES[expected[a]]} "
-               f"camera, looks {_direction(yaws[a])}, image{b}, the {SLOT_NAMES[expected[b]]} "
-               f"camera, {_direction(yaws[b])}")
+               f"camera, {said(values[a])}, image{b}, the {SLOT_NAMES[expected[b]]} camera, "
+               f"{said(values[b])}")
 
 
-def _misdirected(yaws: Mapping[int, float], expected: Mapping[int, int]) -> Iterator[str]:
+def _misdirected(pairs: Sequence[tuple[int, int]], yaws: Mapping[int, float],
+                 expected: Mapping[int, int]) -> Iterator[str]:
     """Wrong yaws that no exchange of two explains."""
-    swapped = {i for pair in _pairs(yaws, expected) for i in pair}
+    swapped = {i for pair in pairs for i in pair}
     for i in sorted(set(yaws) & set(expected) - swapped):
-        if math.isfinite(yaws[i]) and _off(yaws[i], expected[i]):
-            yield (f"image{i}, the {SLOT_NAMES[expected[i]]} camera, looks {_direction(yaws[i])}, "
-                   f"expected {_direction(math.radians(SLOT_YAW_DEG[expected[i]]))}")
+        if _yaw_off(yaws[i], expected[i]):
+            wanted = _direction(math.radians(SLOT_YAW_DEG[expected[i]])).removeprefix("looks ")
+            yield (f"image{i}, the {SLOT_NAMES[expected[i]]} camera, {_direction(yaws[i])}, "
+                   f"expected {wanted}")
 
 
-def _too_wide_or_narrow(cameras: Mapping[int, SeenCamera], expected: Mapping[int, int]
-                        ) -> Iterator[str]:
-    for i in sorted(set(cameras) & set(expected)):
-        seen_deg, wanted_deg = math.degrees(cameras[i].fov_rad), SLOT_FOV_DEG[expected[i]]
-        if math.isfinite(seen_deg) and abs(seen_deg - wanted_deg) > FOV_TOLERANCE * wanted_deg:
-            yield (f"image{i}, the {SLOT_NAMES[expected[i]]} camera, sees {seen_deg:.0f} degrees, "
-                   f"expected about {wanted_deg:.0f}")
+def _too_wide_or_narrow(pairs: Sequence[tuple[int, int]], fovs: Mapping[int, float],
+                        expected: Mapping[int, int]) -> Iterator[str]:
+    """Wrong fields of view that no exchange of two explains."""
+    swapped = {i for pair in pairs for i in pair}
+    for i in sorted(set(fovs) & set(expected) - swapped):
+        if _fov_off(fovs[i], expected[i]):
+            yield (f"image{i}, the {SLOT_NAMES[expected[i]]} camera, {_width(fovs[i])}, "
+                   f"expected about {SLOT_FOV_DEG[expected[i]]:.0f}")
+
+
+def _width(fov_rad: float) -> str:
+    return f"sees {math.degrees(fov_rad):.0f} degrees"
 
 
 def _direction(yaw_rad: float) -> str:
     degrees = round(math.degrees(yaw_rad))
     side = "left" if degrees > 0 else "right"
-    return "ahead" if degrees == 0 else f"{abs(degrees)} degrees to the {side}"
+    return "looks ahead" if degrees == 0 else f"looks {abs(degrees)} degrees to the {side}"
 
 
 def slots_of_inputs(camera_slots: Sequence[int]) -> dict[int, int]:

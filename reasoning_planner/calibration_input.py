@@ -54,8 +54,9 @@ class CalibrationInput:
 
     def _on_info(self, slot: int, msg: Any) -> None:
         if slot not in self._cameras or self._cameras[slot].width != msg.width:
-            self._cameras[slot] = SeenCamera(msg.header.frame_id, int(msg.width), float(msg.k[0]),
-                                             int(msg.height), tuple(map(float, msg.k)))
+            self._cameras[slot] = SeenCamera(
+                msg.header.frame_id.lstrip("/"), int(msg.width), float(msg.k[0]), int(msg.height),
+                tuple(map(float, msg.k)), msg.distortion_model)
 
     def _on_transforms(self, msg: Any) -> None:
         for item in msg.transforms:

@@ -60,6 +60,22 @@ def test_swapped_sides_are_an_error_that_says_which():
                                     "camera, looks 60 degrees to the right")
 
 
+def test_cameras_named_by_their_body_frame_are_turned_to_the_optical_one():
+    bodies = {i: SeenCamera(f"camera{i}", 1920, item.focal_px) for i, item in cameras().items()}
+    assert check_calibration(bodies, rig(YAWS), "base_link", ALL).level is Level.OK
+    found = check_calibration(bodies, rig({**YAWS, 0: -60.0, 2: 60.0}), "base_link", ALL)
+    assert found.message.startswith("image0 and image2 are swapped")
+
+
+def test_the_mounting_has_its_place_too():
+    mountings = Mountings()
+    mountings.add(StaticTransform("base_link", "kit", quaternion(around_z(90.0)), (1.0, 0, 2.0)))
+    mountings.add(StaticTransform("kit", "optical", quaternion(OPTICAL), (0.5, 0.0, 0.0)))
+    found = mountings.pose_of("optical", "base_link")
+    assert found[:3, 3] == pytest.approx([1.0, 0.5, 2.0])
+    assert found[:3, 2] == pytest.approx([0.0, 1.0, 0.0], abs=1e-12), "it looks to the left"
+
+
 def test_one_that_looks_elsewhere_is_named():
     found = check({**YAWS, 1: 180.0})
     assert found.level is Level.ERROR
@@ -68,10 +84,22 @@ def test_one_that_looks_elsewhere_is_named():
 
 
 def test_a_wrong_lens_is_a_warning():
-    found = check(fovs={**FOVS, 1: 30.0, 3: 120.0})
+    found = check(fovs={**FOVS, 1: 30.0, 2: 60.0})
     assert found.level is Level.WARN
     assert "image1, the front camera, sees 30 degrees, expected about 120" in found.message
-    assert "image3, the front telephoto camera, sees 120 degrees" in found.message
+    assert "image2, the front right camera, sees 60 degrees" in found.message
+
+
+def test_wide_and_telephoto_swapped_is_an_error_too():
+    found = check(fovs={**FOVS, 1: 30.0, 3: 120.0})
+    assert found.level is Level.ERROR
+    assert found.message == ("image1 and image3 are swapped: image1, the front camera, sees 30 "
+                             "degrees, image3, the front telephoto camera, sees 120 degrees")
+
+
+def test_a_fisheye_sees_farther_than_a_pinhole_of_its_focal_length():
+    seen = SeenCamera("front", 1920, 1920 / math.radians(120.0), model="equidistant")
+    assert math.degrees(seen.fov_rad) == pytest.approx(120.0)
 
 
 def test_inputs_are_judged_by_the_slot_they_are_mapped_to():

@@ -35,7 +35,7 @@ def camera(name, yaw=None, angle=None, frame=None, kind=RAW, count=50, stamped=T
         turn = np.radians(yaw)
         rotation = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0],
                              [0, 0, 1.0]])
-        base_from_camera = frames.transform(rotation @ survey.OPTICAL, np.array([1.5, 0, 1.5]))
+        base_from_camera = frames.transform(rotation @ frames.OPTICAL, np.array([1.5, 0, 1.5]))
     calibration = None
     if angle is not None:
         focal = 500.0 / np.tan(np.radians(angle) / 2.0)

@@ -20,12 +20,12 @@ from ..conversions import stamp_ns as nanoseconds
 from ..datatypes import OdometrySample
 from ..errors import DataError
 from ..perception import frames
+from ..perception.frames import optical
 
 HEADER = "std_msgs/msg/Header"
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 TF = "tf2_msgs/msg/TFMessage"
 PINHOLE_MODELS = ("", "plumb_bob", "rational_polynomial")
-OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 _POSES = {"geometry_msgs/msg/Pose": (), "geometry_msgs/msg/PoseWithCovariance": ("pose",)}
 _TWISTS = {"geometry_msgs/msg/Twist": (), "geometry_msgs/msg/TwistWithCovariance": ("twist",)}
 _POSE_ONLY = ("geometry_msgs/msg/PoseStamped", "geometry_msgs/msg/PoseWithCovarianceStamped")
@@ -318,16 +318,6 @@ def calibration_from_msg(info: Any) -> Calibration:
     return Calibration(np.asarray(info.k, dtype=np.float64).reshape(3, 3),
                        np.asarray(info.d, dtype=np.float64), int(info.width), int(info.height),
                        info.distortion_model in PINHOLE_MODELS)
-
-
-def optical(base_from_camera: Optional[np.ndarray]) -> Optional[np.ndarray]:
-    """The optical frame, also of a camera whose images are stamped with its body frame, x ahead.
-
-    No camera of a car looks straight up, so a z axis that does is a body frame's.
-    """
-    if base_from_camera is None or base_from_camera[2, 2] < 0.7:
-        return base_from_camera
-    return frames.compose(base_from_camera, frames.transform(OPTICAL, np.zeros(3)))
 
 
 # Mounting

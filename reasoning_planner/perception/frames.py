@@ -13,6 +13,7 @@ from ..datatypes import Reason, Refusal
 
 NORM_TOLERANCE = 0.1         # |norm - 1| up to this is normalised, beyond it is refused
 NORM_UNREMARKABLE = 1e-3     # |norm - 1| below this is rounding and not worth a count
+OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])     # body from optical
 _TO_WXYZ = [3, 0, 1, 2]
 _TO_XYZW = [1, 2, 3, 0]
 _PARALLEL = 1.0 - 1e-9       # cosine above which SLERP divides by nearly nothing
@@ -94,6 +95,16 @@ def planar_transform(position: np.ndarray, yaw_rad: float) -> np.ndarray:
 def compose(a_from_b: np.ndarray, b_from_c: np.ndarray) -> np.ndarray:
     """(4, 4) and (4, 4) -> (4, 4) a_from_c, float64."""
     return np.asarray(a_from_b, dtype=np.float64) @ np.asarray(b_from_c, dtype=np.float64)
+
+
+def optical(base_from_camera: np.ndarray | None) -> np.ndarray | None:
+    """The optical frame, also of a camera whose images are stamped with its body frame, x ahead.
+
+    No camera of a car looks straight up, so a z axis that does is a body frame's.
+    """
+    if base_from_camera is None or base_from_camera[2, 2] < 0.7:
+        return base_from_camera
+    return compose(base_from_camera, transform(OPTICAL, np.zeros(3)))
 
 
 def inverse(a_from_b: np.ndarray) -> np.ndarray:
