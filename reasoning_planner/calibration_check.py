@@ -47,16 +47,13 @@ class SeenCamera:
 
     Attributes:
         frame_id: the camera's, optical (z ahead, x right, y down) or with x ahead.
-        width, height: pixels; focal_px: fx.
+        width: pixels; focal_px: fx.
         model: of the distortion, as ROS names it.
-        k: nine intrinsics of the rectified image, row by row; empty where they are not known.
     """
 
     frame_id: str
     width: int
     focal_px: float
-    height: int = 0
-    k: tuple[float, ...] = ()
     model: str = ""
 
     @property

@@ -15,7 +15,7 @@ from sensor_msgs.msg import CameraInfo
 from .calibration_check import (Mountings, SeenCamera, StaticTransform, check_calibration,
                                 slots_of_inputs)
 from .diagnoses import Diagnosis
-from .path_drawing import Camera
+from .path_drawing import Lens
 from .subscriptions import AdaptiveSubscription
 
 INFO_DEPTH, TF_DEPTH = 1, 100
@@ -32,6 +32,7 @@ class CalibrationInput:
         """
         self._base_frame, self._expected = base_frame, slots_of_inputs(camera_slots)
         self._cameras: dict[int, SeenCamera] = {}
+        self._lenses: dict[int, Lens] = {}
         self._mountings = Mountings()
         self.subscriptions = [AdaptiveSubscription(
             node, CameraInfo, f"~/input/camera_info{slot}", partial(self._on_info, slot),
@@ -44,19 +45,18 @@ class CalibrationInput:
         """What was seen so far against the configured slots."""
         return check_calibration(self._cameras, self._mountings, self._base_frame, self._expected)
 
-    def camera(self, slot: int) -> Camera | None:
-        """The pinhole of an input, mounted; None while it is not known."""
+    def mounted(self, slot: int) -> tuple[Lens | None, np.ndarray | None]:
+        """A camera's lens, and its optical axes in the base, (4, 4); None: not known yet."""
         seen = self._cameras.get(slot)
-        pose = None if seen is None else self._mountings.pose_of(seen.frame_id, self._base_frame)
-        if seen is None or pose is None or not seen.focal_px > 0.0 or not seen.height:
-            return None
-        return Camera(np.array(seen.k).reshape(3, 3), pose, (seen.width, seen.height))
+        if seen is None:
+            return None, None
+        return self._lenses[slot], self._mountings.pose_of(seen.frame_id, self._base_frame)
 
     def _on_info(self, slot: int, msg: Any) -> None:
         if slot not in self._cameras or self._cameras[slot].width != msg.width:
-            self._cameras[slot] = SeenCamera(
-                msg.header.frame_id.lstrip("/"), int(msg.width), float(msg.k[0]), int(msg.height),
-                tuple(map(float, msg.k)), msg.distortion_model)
+            self._lenses[slot] = _lens(msg)
+            self._cameras[slot] = SeenCamera(msg.header.frame_id.lstrip("/"), int(msg.width),
+                                             float(msg.k[0]), msg.distortion_model)
 
     def _on_transforms(self, msg: Any) -> None:
         for item in msg.transforms:
@@ -64,6 +64,12 @@ class CalibrationInput:
             self._mountings.add(StaticTransform(
                 item.header.frame_id.lstrip("/"), item.child_frame_id.lstrip("/"),
                 (turned.x, turned.y, turned.z, turned.w), (moved.x, moved.y, moved.z)))
+
+
+def _lens(msg: Any) -> Lens:
+    return Lens(size=(int(msg.width), int(msg.height)), k=np.reshape(msg.k, (3, 3)),
+                projection=np.reshape(msg.p, (3, 4)), distortion=np.array(msg.d),
+                model=msg.distortion_model, frame_id=msg.header.frame_id)
 
 
 def _tf_message() -> type | None:

@@ -28,7 +28,8 @@ from . import conversions
 from .autoware_output import AutowareOutput
 from .calibration_input import CalibrationInput
 from .config import NodeConfig
-from .datatypes import OdometrySample, Plan
+from .datatypes import Observation, OdometrySample, Plan
+from .debug_image import DebugImage
 from .debug_topics import DebugTopics
 from .diagnoses import Diagnosis, Level
 from .errors import ConfigError, MissingDependencyError, ModelError
@@ -75,6 +76,7 @@ class PlannerNode(LifecycleNode):
         self._autoware: AutowareOutput | None = None
         self._route: RouteInput | None = None
         self._calibration: CalibrationInput | None = None
+        self._debug_image: DebugImage | None = None
         self._inputs: list[AdaptiveSubscription] = []
         self._own_timers: list[Any] = []        # Node has _timers
         self._description: dict[str, str] = {}
@@ -121,13 +123,16 @@ class PlannerNode(LifecycleNode):
         self._reasoning_publisher = self.create_lifecycle_publisher(
             ReasoningTrace, "~/output/reasoning", qos, event_callbacks=no_events())
         self._debug = DebugTopics(self)
-        self._visualisation = Visualisation(self, self.config.vehicle)
+        self._visualisation = Visualisation(self, self._publish_if_active, self.config.vehicle)
+        anchor_topic = self.resolve_topic_name(f"~/input/image{self.config.cameras.anchor}")
+        self._debug_image = DebugImage(self, self._mounted, self._publish_if_active,
+                                       self.config.vehicle.width_m, "rect" in anchor_topic)
         self._watched = [OutputWatch(self, f"~/output/{name}", qos)
                          for name in (own_topic, "reasoning", "status")]
         topics = [self.resolve_topic_name(f"~/input/image{slot}")
                   for slot in range(self.config.cameras.count)]
         self._worker = PlanningWorker(self.config, self._model, topics, self, self.now_ns,
-                                      self._cadence_s, self._route_text)
+                                      self._cadence_s, self._route_text, self._show)
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -167,8 +172,8 @@ class PlannerNode(LifecycleNode):
         self._stop()
         self._worker = None
         self._close_model()
-        self._debug.destroy()
-        self._visualisation.destroy()
+        for shown in (self._debug, self._visualisation, self._debug_image):
+            shown.destroy()
         if self._autoware is not None:
             self._autoware.destroy()
             self._autoware = None
@@ -190,6 +195,8 @@ class PlannerNode(LifecycleNode):
             self._model.interrupt()
         if self._worker is not None:
             self._worker.stop()
+        if self._debug_image is not None:
+            self._debug_image.stop()
         for item in self._inputs:
             item.destroy()
         self._inputs = []
@@ -292,22 +299,26 @@ class PlannerNode(LifecycleNode):
                 if reasoning is not None:
                     self._reasoning_publisher.publish(reasoning)
                     self._debug.publish_times(plan, latency_ms)
-                    self._publish_image(plan)
                 self._trajectory_publisher.publish(trajectory)
                 if self._autoware is not None:
                     self._autoware.publish(plan)
                 self._debug.publish_age(plan, now_ns)
-                self._visualisation.publish_markers(plan)
-            return self._active
+            active = self._active
+        if active:
+            self._visualisation.publish_markers(plan)
+        return active
 
-    def _publish_image(self, plan: Plan) -> None:
-        """The image that set t0, with the plan in it, where somebody looks."""
-        observation = None if self._worker is None else self._worker.observed
-        if (self._visualisation.draws_images and observation is not None
-                and observation.stamp_ns == plan.observed_ns):
-            anchor = self.config.cameras.anchor
-            camera = None if self._calibration is None else self._calibration.camera(anchor)
-            self._visualisation.publish_image(plan, observation, anchor, camera)
+    def _publish_if_active(self, publisher: Any, msg: Any) -> None:
+        with self._publish_lock:
+            if self._active:
+                publisher.publish(msg)
+
+    def _show(self, observation: Observation, plan: Plan) -> None:
+        assert self._debug_image is not None, "a plan before on_configure"
+        self._debug_image.offer(observation, plan, self.config.cameras.anchor)
+
+    def _mounted(self, slot: int) -> tuple[Any, Any]:
+        return (None, None) if self._calibration is None else self._calibration.mounted(slot)
 
     def publish_status(self) -> None:
         """Publish the present status; also the heartbeat timer's callback."""

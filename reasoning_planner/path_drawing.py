@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from .errors import DataError
 from .perception import frames
 
 NEAR_M = 1.0                     # what is closer to the image plane is cut off
@@ -49,6 +50,58 @@ class Camera:
         visible = depth >= NEAR_M * (1.0 - 1e-9)        # clipping may round a hair below
         homogeneous = points_camera @ self.k.T
         return np.where(visible, homogeneous[:, :2] / np.where(visible, depth, 1.0), np.nan)
+
+
+@dataclass(frozen=True)
+class Lens:
+    """How a camera projects, as its camera_info has it.
+
+    Attributes:
+        size: width and height that it is calibrated for, pixels.
+        k: (3, 3) of the image as taken.
+        projection: (3, 4) of the rectified image.
+        distortion: coefficients of `model`, as ROS names it.
+        frame_id: of the camera.
+    """
+
+    size: tuple[int, int]
+    k: np.ndarray
+    projection: np.ndarray
+    distortion: np.ndarray
+    model: str
+    frame_id: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is calibrated at all: drivers fill camera_info with zeros otherwise."""
+        return min(self.size) > 0 and self.k[0, 0] > 0.0
+
+    def rectify(self, image: np.ndarray, is_rectified: bool) -> tuple[np.ndarray, np.ndarray]:
+        """An image without its distortion, and the (3, 3) matrix of what is returned.
+
+        Args:
+            image: (H, W, 3), of any resolution.
+            is_rectified: it has been done already.
+        Raises:
+            DataError: a distortion that cannot be undone here.
+        """
+        scale = np.array([image.shape[1] / self.size[0], image.shape[0] / self.size[1], 1.0])
+        k = self.k * scale[:, None]
+        if is_rectified:
+            projection = self.projection[:, :3]
+            return image, projection * scale[:, None] if projection[0, 0] > 0.0 else k
+        if not self.distortion.any():
+            return image, k
+        try:
+            if self.model in ("plumb_bob", "rational_polynomial"):
+                return cv2.undistort(image, k, self.distortion), k
+            if self.model == "equidistant":
+                return cv2.fisheye.undistortImage(image, k, self.distortion, Knew=k), k
+        except cv2.error as error:      # another number of coefficients than the model has
+            raise DataError(f"{len(self.distortion)} coefficients of {self.model} are not what "
+                            "OpenCV takes") from error
+        raise DataError(f"distortion model {self.model!r}, expected plumb_bob, "
+                        "rational_polynomial or equidistant")
 
 
 def clip_near(polygon: np.ndarray, closed: bool = True) -> np.ndarray:

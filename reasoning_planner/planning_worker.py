@@ -70,15 +70,18 @@ class PlanningWorker:
 
     def __init__(self, config: NodeConfig, model: Model | None, image_topics: Sequence[str],
                  outlet: Outlet, now_ns: Callable[[], int], cadence_s: Callable[[], float],
-                 route: Callable[[str], str] = lambda parameter: parameter):
+                 route: Callable[[str], str] = lambda parameter: parameter,
+                 show: Callable[[Observation, Plan], None] = lambda observation, plan: None):
         """
         Args:
             now_ns: the node's clock, 0 while it has not begun.
             cadence_s: seconds in which `publish_rate_hz` is counted.
             route: the instruction in force, given the parameter `route_text`.
+            show: told every new plan that was published, with what it was made from.
         """
         self._config, self._outlet = config, outlet
         self._now_ns, self._cadence_s, self._route = now_ns, cadence_s, route
+        self._show = show
         self.builder = ObservationBuilder(config, image_topics)
         self.planner = Planner(config, model)
         self._condition = threading.Condition()         # inputs
@@ -87,7 +90,6 @@ class PlanningWorker:
         self._threads: tuple[threading.Thread, ...] = ()
         self._repeat_due = threading.Event()
         self._arrived_s = 0.0
-        self.observed: Observation | None = None        # that the newest plan was made from
         self._forget_plans()
         self._tally = Tally()
         self._cadence = Cadence(config.publish_rate_hz)
@@ -191,7 +193,6 @@ class PlanningWorker:
         self._outlet.publish_status()
 
     def _plan(self, observation: Observation, epoch: int, arrived_s: float) -> None:
-        self.observed = observation
         plan = self.planner.plan(observation, Deadline.after(self._config.deadline_s),
                                  self._last_valid)
         with self._lock:
@@ -205,6 +206,7 @@ class PlanningWorker:
                 self._count(plan, latency_ms)
                 self._put_in_force(plan, latency_ms)
                 self._publish(self._as_of_now(plan), latency_ms, repeat=False)
+                self._show(observation, plan)
 
     def _put_in_force(self, plan: Plan, latency_ms: float) -> None:
         if plan.status in FROM_THE_MODEL:

@@ -1,24 +1,22 @@
-"""What a person looks at: markers of the plan, and the anchor camera's image with the path in it.
+"""~/debug/markers (visualization_msgs/MarkerArray): a plan in its fixed frame, and why it is so.
 
-~/debug/markers (visualization_msgs/MarkerArray, in the plan's fixed frame) and ~/debug/image
-(sensor_msgs/Image). Nothing is made while nobody listens.
+Nothing is made while nobody listens.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 from geometry_msgs.msg import Point
 from rclpy.node import Node
-from sensor_msgs.msg import Image
 from std_msgs.msg import ColorRGBA, Header
 from visualization_msgs.msg import Marker, MarkerArray
 
 from .config import VehicleConfig
 from .conversions import poses_in_map, stamp_fields
-from .datatypes import Observation, Plan, PlanStatus
-from .path_drawing import Camera, draw_plan, speed_colours
+from .datatypes import Plan, PlanStatus
+from .path_drawing import speed_colours
 from .perception.frames import matrix_from_quaternion
 from .subscriptions import no_events
 
@@ -33,52 +31,32 @@ WHITE, RED = (1.0, 1.0, 1.0), (1.0, 0.25, 0.2)
 
 
 class Visualisation:
-    """Publishers, and what goes on them."""
+    """The publisher, and what goes on it."""
 
-    def __init__(self, node: Node, vehicle: VehicleConfig):
-        self._node, self._vehicle = node, vehicle
+    def __init__(self, node: Node, publish: Callable[[Any, Any], None], vehicle: VehicleConfig):
+        """
+        Args:
+            publish: puts a message on a publisher while the node is active.
+        """
+        self._node, self._publish, self._vehicle = node, publish, vehicle
         self._markers = node.create_publisher(MarkerArray, "~/debug/markers", DEPTH,
                                               event_callbacks=no_events())
-        self._image = node.create_publisher(Image, "~/debug/image", DEPTH,
-                                            event_callbacks=no_events())
-
-    @property
-    def draws_images(self) -> bool:
-        """Whether somebody looks at ~/debug/image."""
-        return self._image.get_subscription_count() > 0
 
     def publish_markers(self, plan: Plan) -> None:
         """Of every published plan, repeats too."""
         if self._markers.get_subscription_count() > 0:
-            self._markers.publish(markers(plan, self._vehicle))
-
-    def publish_image(self, plan: Plan, observation: Observation, anchor: int,
-                      camera: Camera | None) -> None:
-        """Of a new plan, if its anchor image is there; without a calibration the image alone."""
-        frame = observation.frames[anchor][-1]
-        if not self.draws_images or frame is None:
-            return
-        picture = frame.image
-        if camera is not None:
-            positions, quaternions = poses_in_map(plan)
-            path = plan.trajectory
-            picture = draw_plan(picture, camera.scaled_to(picture), plan.map_from_base, positions,
-                                quaternions, path.speed_mps, path.time_from_start_ns,
-                                np.full((1, 3), np.nan), self._vehicle.width_m,
-                                _speed_range(path.speed_mps))
-        self._image.publish(_image_msg(picture, plan.stamp_ns, f"camera{anchor}"))
+            self._publish(self._markers, markers(plan, self._vehicle))
 
     def destroy(self) -> None:
-        """End the publishers."""
-        for publisher in (self._markers, self._image):
-            self._node.destroy_publisher(publisher)
+        """End the publisher."""
+        self._node.destroy_publisher(self._markers)
 
 
 def markers(plan: Plan, vehicle: VehicleConfig) -> MarkerArray:
     """The path coloured by speed, the vehicle's footprint every second, the reasoning above it."""
     positions, quaternions = poses_in_map(plan)
     speeds = plan.trajectory.speed_mps
-    colours = [_colour(rgb / 255.0) for rgb in speed_colours(speeds, *_speed_range(speeds))]
+    colours = [_colour(rgb / 255.0) for rgb in speed_colours(speeds, *speed_range(speeds))]
     path = _marker(plan, "path", Marker.LINE_STRIP, LINE_WIDTH_M)
     path.points, path.colors = _points(positions), colours
     footprints = _marker(plan, "footprint", Marker.LINE_LIST, 0.08)
@@ -88,14 +66,14 @@ def markers(plan: Plan, vehicle: VehicleConfig) -> MarkerArray:
         footprints.points += _points(edges)
         footprints.colors += [colours[row]] * len(edges)
     text = _marker(plan, "reasoning", Marker.TEXT_VIEW_FACING, TEXT_HEIGHT_M)
-    text.text = _caption(plan)
+    text.text = caption(plan)
     above, = _points([positions[0] + (0.0, 0.0, TEXT_ABOVE_M)])
     text.pose.position = above
     text.color = _colour(WHITE if plan.status in (PlanStatus.OK, PlanStatus.DEGRADED) else RED)
     return MarkerArray(markers=[path, footprints, text])
 
 
-def _caption(plan: Plan) -> str:
+def caption(plan: Plan) -> str:
     """The sentence, then why the plan is not better; a text marker shows nothing for ""."""
     lines = [plan.reasoning.text or plan.planner,
              *(reason.reason.value for reason in plan.reasons)]
@@ -132,15 +110,6 @@ def _colour(rgb: Sequence[float]) -> ColorRGBA:
     return ColorRGBA(r=red, g=green, b=blue, a=1.0)
 
 
-def _speed_range(speed_mps: np.ndarray) -> tuple[float, float]:
+def speed_range(speed_mps: np.ndarray) -> tuple[float, float]:
+    """Speeds of the first and the last colour."""
     return 0.0, max(float(np.max(speed_mps)), FEWEST_MPS)
-
-
-def _image_msg(image: np.ndarray, stamp_ns: int, frame_id: str) -> Any:
-    from builtin_interfaces.msg import Time
-
-    msg = Image(height=image.shape[0], width=image.shape[1], encoding="rgb8",
-                step=image.shape[1] * 3)
-    msg.header = Header(stamp=Time(**stamp_fields(stamp_ns)), frame_id=frame_id)
-    msg.data.frombytes(np.ascontiguousarray(image).tobytes())
-    return msg

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "reasoning_planner"
 BASE = {"datatypes", "config", "errors"}
 ROS_EDGE = {"node", "conversions", "bag_player", "plan_recorder", "spinning", "subscriptions",
             "parameters", "debug_topics", "autoware_output", "route_input",
-            "calibration_input", "visualisation"}
+            "calibration_input", "visualisation", "debug_image"}
 ROS = {"rclpy", "rcl_interfaces", "builtin_interfaces", "sensor_msgs", "nav_msgs", "std_msgs",
        "geometry_msgs", "rosgraph_msgs", "autoware_planning_msgs",
        "autoware_internal_planning_msgs", "tf2_msgs", "unique_identifier_msgs", "lifecycle_msgs",
@@ -35,7 +35,8 @@ ALLOWED = {
     "route_input": {"datatypes", "diagnoses", "errors", "subscriptions"},
     "calibration_check": {"diagnoses", "datatypes", "perception"},
     "calibration_input": {"calibration_check", "diagnoses", "path_drawing", "subscriptions"},
-    "path_drawing": {"perception"},
+    "path_drawing": {"errors", "perception"},
+    "debug_image": BASE | {"conversions", "path_drawing", "subscriptions", "visualisation"},
     "visualisation": {"config", "conversions", "datatypes", "path_drawing", "perception",
                       "subscriptions"},
     "model_loading": BASE | {"planner", "vla", "runtimes"},
@@ -45,7 +46,7 @@ ALLOWED = {
     "node": BASE | {"planner", "model_loading", "inference_process", "planning_worker",
                     "conversions", "msg", "spinning", "parameters", "subscriptions",
                     "debug_topics", "diagnoses", "watchdogs", "autoware_output", "route_input",
-                    "calibration_input", "visualisation"},
+                    "calibration_input", "visualisation", "debug_image"},
     "bag_salvage": {"errors"}, "bags": BASE | {"bag_salvage"},
     "bag_player": BASE | {"bags", "spinning"},
 }

@@ -11,12 +11,9 @@ import yaml
 pytest.importorskip("rclpy", reason="needs ROS 2: make ros")
 pytest.importorskip("reasoning_planner.msg", reason="needs the built workspace: make ros")
 
-from ros_harness import ANCHOR, IMAGE, SPEED_MPS, nanoseconds, running
+from ros_harness import IMAGE, SPEED_MPS, nanoseconds, running
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import Marker, MarkerArray
-
-from reasoning_planner.calibration_check import Mountings, SeenCamera, StaticTransform
-from reasoning_planner.calibration_input import CalibrationInput
 
 CONFIG = Path(__file__).resolve().parent.parent / "config"
 
@@ -47,28 +44,13 @@ def test_a_plan_is_drawn_for_who_listens():
     picture = pictures[-1]
     assert (picture.height, picture.width, picture.encoding) == (*IMAGE.shape[:2], "rgb8")
     seen = np.frombuffer(picture.data, np.uint8).reshape(picture.height, picture.width, 3)
-    assert (seen == IMAGE).all(), "without a calibration the image as it came"
-
-
-def test_the_path_is_drawn_where_the_camera_is_calibrated():
-    inputs = CalibrationInput.__new__(CalibrationInput)     # what its topics would have told it
-    inputs._base_frame, inputs._mountings = "base_link", Mountings()
-    inputs._cameras = {ANCHOR: SeenCamera("optical", 64, 60.0, 48,
-                                          (60.0, 0.0, 32.0, 0.0, 60.0, 24.0, 0.0, 0.0, 1.0))}
-    assert inputs.camera(ANCHOR) is None, "no transform yet"
-    inputs._mountings.add(StaticTransform("base_link", "optical", (-0.5, 0.5, -0.5, 0.5),
-                                          (1.0, 0.0, 1.5)))
-    camera = inputs.camera(ANCHOR)
-    ahead = camera.from_fixed(np.eye(4), np.array([[11.0, 0.0, 0.0]]))
-    # 10 m before the lens and 1.5 m below it: 60 * 1.5 / 10 = 9 pixels under the centre.
-    assert camera.project(ahead)[0] == pytest.approx([32.0, 33.0])
-    assert inputs.camera(0) is None
+    assert (seen[-5:] == IMAGE[-5:]).all(), "without a calibration no path"
 
 
 def test_the_layouts_name_topics_that_exist():
     root = Path(__file__).resolve().parent.parent / "reasoning_planner"
     sources = "".join((root / f"{name}.py").read_text()
-                      for name in ("node", "debug_topics", "visualisation"))
+                      for name in ("node", "debug_topics", "visualisation", "debug_image"))
     rviz = yaml.safe_load((CONFIG / "planner.rviz").read_text())
     topics = [display["Topic"]["Value"] for display in rviz["Visualization Manager"]["Displays"]
               if "Topic" in display]
