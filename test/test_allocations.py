@@ -76,10 +76,11 @@ def largest(bench, prompt, proposer):
 
 def proposers(bench):
     vocabulary, checkpoint = bench.runtime.config.text.vocab_size, bench.parts.checkpoint
-    corpus = select("corpus", checkpoint).create(15, "ort", None, 1)
+    chosen = [select(name, checkpoint).create(15, "ort", None, 1)
+              for name in ("corpus", "temporal", "flat_rope", "merged")]
     useless = UselessProposer(vocabulary, np.random.default_rng(0))
     return [Shaped(one, 12, shape, vocabulary)
-            for one in (corpus, useless) for shape in (CHAIN, TREE)]
+            for one in (*chosen, useless) for shape in (CHAIN, TREE)]
 
 
 def test_no_round_allocates_a_layers_cache(bench, prompt):
