@@ -45,15 +45,20 @@ class AutowareOutput:
             candidates, "~/output/candidate_trajectories", qos, event_callbacks=no_events())
         self._node = node
 
-    def publish(self, plan: Plan) -> None:
-        """Both messages, in the plan's fixed frame; its stamp is t0, point 0 the pose then."""
+    def messages(self, plan: Plan) -> tuple[Any, Any]:
+        """Both, in the plan's fixed frame; its stamp is t0, point 0 the pose then."""
         from builtin_interfaces.msg import Time
         from std_msgs.msg import Header
 
         header = Header(stamp=Time(**stamp_fields(plan.stamp_ns)), frame_id=plan.frame_id)
         points = self._points(plan)
-        self._trajectories.publish(self._types["Trajectory"](header=header, points=points))
-        self._candidates.publish(self._candidates_msg(header, points))
+        return (self._types["Trajectory"](header=header, points=points),
+                self._candidates_msg(header, points))
+
+    def publish(self, messages: tuple[Any, Any]) -> None:
+        """What `messages` made."""
+        for publisher, msg in zip((self._trajectories, self._candidates), messages):
+            publisher.publish(msg)
 
     def destroy(self) -> None:
         """End the publishers."""

@@ -294,14 +294,15 @@ class PlannerNode(LifecycleNode):
         now_ns = self.now_ns()
         trajectory = conversions.trajectory_to_msg(plan, now_ns, latency_ms, repeat)
         reasoning = None if repeat else conversions.reasoning_to_msg(plan, self.config.base_frame)
+        for_autoware = None if self._autoware is None else self._autoware.messages(plan)
         with self._publish_lock:
             if self._active:
                 if reasoning is not None:
                     self._reasoning_publisher.publish(reasoning)
                     self._debug.publish_times(plan, latency_ms)
                 self._trajectory_publisher.publish(trajectory)
-                if self._autoware is not None:
-                    self._autoware.publish(plan)
+                if self._autoware is not None and for_autoware is not None:
+                    self._autoware.publish(for_autoware)
                 self._debug.publish_age(plan, now_ns)
             active = self._active
         if active:
