@@ -11,7 +11,8 @@ from typing import Protocol, Sequence
 
 import numpy as np
 
-from ..models.config import ModelConfig
+from ..errors import ModelError
+from ..models.config import ModelConfig, VisionConfig
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,40 @@ class Runtime(Protocol):
         Returns:
             (waypoints, 2) float32, normalised actions. The cache is as before.
         """
+
+
+def require_images(images: np.ndarray, vision: VisionConfig) -> None:
+    """
+    Raises:
+        ModelError: they are not uint8 (N, H, W, C) of the model's size.
+    """
+    size = (vision.image_height, vision.image_width, vision.in_channels)
+    if images.shape[1:] != size or images.dtype != np.uint8:
+        raise ModelError(f"images: given {images.dtype} {images.shape}, expected uint8 (N, "
+                         f"{', '.join(map(str, size))})")
+
+
+def visual_places(input_ids: np.ndarray, num_images: int, config: ModelConfig) -> np.ndarray:
+    """(n,) bool, where a prompt's visual tokens stand.
+
+    Raises:
+        ModelError: they are not as many as the images have.
+    """
+    tokens, vision = config.tokens, config.vision
+    is_visual = (input_ids == tokens.image_pad_id) | (input_ids == tokens.video_pad_id)
+    count = int(is_visual.sum())
+    if count != num_images * vision.tokens_per_image:
+        raise ModelError(f"prompt: given {count} image placeholders and {num_images} "
+                         f"images, expected {vision.tokens_per_image} for each")
+    return is_visual
+
+
+def ascending(nodes: Sequence[int], count: int) -> list[int]:
+    """The rows that `Runtime.keep` is to keep of the last `count`, held to its contract."""
+    kept = list(nodes)
+    assert all(a < b for a, b in zip(kept, kept[1:])), f"not ascending: {kept}"
+    assert not kept or (kept[0] >= 0 and kept[-1] < count), (count, kept)
+    return kept
 
 
 def tree_visibility(parents: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

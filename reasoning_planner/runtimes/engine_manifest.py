@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
 
-from .manifest import Manifest, replace_file, sha256_of
+from .manifest import Manifest, read_manifest, replace_file, sha256_of
 from ..errors import ModelError
 
 ENGINE_MANIFEST = "engine.json"
@@ -111,16 +111,9 @@ class EngineManifest:
         """
         path = directory / ENGINE_MANIFEST
         remedy = "expected what `reasoning-planner build-engines` writes"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            engines = {name: BuiltEngine(**engine)
-                       for name, engine in values.pop("engines").items()}
-            manifest = cls(engines=engines, **values)
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read ({error.strerror}), {remedy}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ModelError(f"{path}: damaged ({type(error).__name__}: {error}), "
-                             f"{remedy}") from error
+        manifest = read_manifest(path, remedy, lambda values: cls(engines={
+            name: BuiltEngine(**engine) for name, engine in values.pop("engines").items()},
+            **values))
         if manifest.format != FORMAT:
             raise ModelError(f"{path}: given format {manifest.format}, expected {FORMAT}: run "
                              f"`reasoning-planner build-engines` again")

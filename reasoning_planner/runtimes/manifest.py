@@ -12,7 +12,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 from ..errors import ConfigError, ModelError
 from ..models.config import ModelConfig
@@ -20,6 +20,7 @@ from ..models.config import ModelConfig
 MANIFEST_NAME = "ort_manifest.json"
 FORMAT = 1
 CHUNK_BYTES = 1 << 22
+_Contents = TypeVar("_Contents")
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,9 @@ class Manifest:
         """
         path = directory / MANIFEST_NAME
         remedy = "expected what `reasoning-planner export` writes"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            graphs = {name: Graph(**graph) for name, graph in values.pop("graphs").items()}
-            manifest = cls(graphs=graphs, **values)
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read ({error.strerror}), {remedy}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ModelError(f"{path}: damaged ({type(error).__name__}: {error}), "
-                             f"{remedy}") from error
+        manifest = read_manifest(path, remedy, lambda values: cls(graphs={
+            name: Graph(**graph) for name, graph in values.pop("graphs").items()}, **values))
+        graphs = manifest.graphs
         if manifest.format != FORMAT or not {"vision", "decoder", "expert"} <= set(graphs):
             raise ModelError(f"{path}: given format {manifest.format} with graphs "
                              f"{', '.join(graphs)}, {remedy} in this version")
@@ -109,6 +104,25 @@ class Manifest:
         content = _read(directory / graph.file)
         _require_hash(directory / graph.file, hashlib.sha256(content).hexdigest(), graph.sha256)
         return content
+
+
+def read_manifest(path: Path, remedy: str, build: Callable[[dict[str, Any]], _Contents]
+                  ) -> _Contents:
+    """A manifest's file.
+
+    Args:
+        remedy: what is expected there, for the error.
+        build: makes the contents of the JSON's values.
+    Raises:
+        ModelError: missing or damaged.
+    """
+    try:
+        return build(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}), {remedy}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path}: damaged ({type(error).__name__}: {error}), "
+                         f"{remedy}") from error
 
 
 def load_config(directory: Path) -> ModelConfig:

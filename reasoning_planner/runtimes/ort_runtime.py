@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from . import positions
-from .base import Step, default_capacity
+from .base import Step, ascending, default_capacity, require_images, visual_places
 from .manifest import Manifest, load_config
 from ..errors import MissingDependencyError, ModelError
 from ..models.config import ModelConfig
@@ -104,10 +104,7 @@ class OrtRuntime:
     def encode_images(self, images: np.ndarray) -> np.ndarray:
         """See base.Runtime. One image at a time: the same numbers in any company."""
         vision = self.config.vision
-        size = (vision.image_height, vision.image_width, vision.in_channels)
-        if images.shape[1:] != size or images.dtype != np.uint8:
-            raise ModelError(f"images: given {images.dtype} {images.shape}, expected uint8 (N, "
-                             f"{', '.join(map(str, size))})")
+        require_images(images, self.config.vision)
         levels = 1 + len(vision.deepstack_indexes)
         out = np.empty((len(images), levels, vision.tokens_per_image, vision.out_hidden_size),
                        np.float32)
@@ -120,13 +117,10 @@ class OrtRuntime:
         """See base.Runtime."""
         n = len(input_ids)
         self._require_room(0, n, "prompt")
-        tokens, vision = self.config.tokens, self.config.vision
-        is_visual = (input_ids == tokens.image_pad_id) | (input_ids == tokens.video_pad_id)
+        is_visual = visual_places(input_ids, features.shape[0], self.config)
         count = int(is_visual.sum())
-        if count != features.shape[0] * vision.tokens_per_image:
-            raise ModelError(f"prompt: given {count} image placeholders and {features.shape[0]} "
-                             f"images, expected {vision.tokens_per_image} for each")
-        ids, self._rope_delta = positions.mrope_position_ids(is_visual, vision.merged_grid)
+        ids, self._rope_delta = positions.mrope_position_ids(is_visual,
+                                                             self.config.vision.merged_grid)
         self._length = 0
         block = self._long_block_of(n, count, logits)
         block.inputs["visual_index"][:] = np.flatnonzero(is_visual)
@@ -160,9 +154,7 @@ class OrtRuntime:
 
     def keep(self, start: int, nodes: Sequence[int]) -> None:
         """See base.Runtime."""
-        kept = list(nodes)
-        assert all(a < b for a, b in zip(kept, kept[1:])), f"not ascending: {kept}"
-        assert not kept or (kept[0] >= 0 and start + kept[-1] < self._length), (start, kept)
+        kept = ascending(nodes, self._length - start)
         in_place = next((i for i, node in enumerate(kept) if i != node), len(kept))
         if in_place < len(kept):
             source, first = np.asarray(kept[in_place:]) + start, start + in_place

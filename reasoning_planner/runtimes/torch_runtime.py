@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .base import Step, default_capacity
+from .base import Step, default_capacity, visual_places
 from .manifest import load_config
 from .torch_graphs import MAX_STATIC_BLOCK, StaticBlock, StaticCache
 from ..errors import MissingDependencyError, ModelError
@@ -108,11 +108,9 @@ class TorchRuntime:
                 logits: bool = False) -> Step:
         """See base.Runtime."""
         self._require_room(0, len(input_ids), "prompt")
-        ids = torch.from_numpy(np.asarray(input_ids)).to(self._device)[None]
-        count = int(self._target.is_visual(ids).sum())
-        if count != features.shape[0] * self.config.vision.tokens_per_image:
-            raise ModelError(f"prompt: given {count} image placeholders and {features.shape[0]} "
-                             f"images, expected {self.config.vision.tokens_per_image} for each")
+        input_ids = np.asarray(input_ids)
+        visual_places(input_ids, features.shape[0], self.config)
+        ids = torch.from_numpy(input_ids).to(self._device)[None]
         levels = torch.from_numpy(features).to(self._device, self._dtype).unbind(1)
         if self._is_poisoned:
             self._cache.clear()

@@ -14,7 +14,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from . import positions
-from .base import Step
+from .base import Step, ascending, require_images, visual_places
 from .device_features import DeviceFeatures
 from .device_memory import (Arena, Buffer, DeviceMemory, Replayed, Rows,
                             create_device_memory)
@@ -102,11 +102,7 @@ class TrtRuntime:
 
     def encode_images(self, images: np.ndarray) -> Any:
         """See base.Runtime; what is returned stands for the array and stays on the device."""
-        vision = self.config.vision
-        size = (vision.image_height, vision.image_width, vision.in_channels)
-        if images.shape[1:] != size or images.dtype != np.uint8:
-            raise ModelError(f"images: given {images.dtype} {images.shape}, expected uint8 (N, "
-                             f"{', '.join(map(str, size))})")
+        require_images(images, self.config.vision)
         encoded = tuple(self._image_pass.encode(image) for image in images)
         return DeviceFeatures(self._memory, encoded, self._image_pass.shape,
                               self._image_pass.dtype)
@@ -116,13 +112,10 @@ class TrtRuntime:
         n = len(input_ids)
         self._require_room(0, n, "prompt")
         self._decoder.require_size("prefill", n, "prompt")
-        tokens, vision = self.config.tokens, self.config.vision
-        is_visual = (input_ids == tokens.image_pad_id) | (input_ids == tokens.video_pad_id)
+        is_visual = visual_places(input_ids, features.shape[0], self.config)
         count = int(is_visual.sum())
-        if count != features.shape[0] * vision.tokens_per_image:
-            raise ModelError(f"prompt: given {count} image placeholders and {features.shape[0]} "
-                             f"images, expected {vision.tokens_per_image} for each")
-        ids, self._rope_delta = positions.mrope_position_ids(is_visual, vision.merged_grid)
+        ids, self._rope_delta = positions.mrope_position_ids(is_visual,
+                                                             self.config.vision.merged_grid)
         self._forget()
         bound = self._decoder.prompt(n, count)
         if count:
@@ -151,9 +144,7 @@ class TrtRuntime:
 
     def keep(self, start: int, nodes: Sequence[int]) -> None:
         """See base.Runtime."""
-        kept = list(nodes)
-        assert all(a < b for a, b in zip(kept, kept[1:])), f"not ascending: {kept}"
-        assert not kept or (kept[0] >= 0 and start + kept[-1] < self._length), (start, kept)
+        kept = ascending(nodes, self._length - start)
         self._decoder.cache.keep(start, kept)
         self._length = start + len(kept)
 
